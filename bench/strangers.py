@@ -21,6 +21,7 @@ from typing import Any
 import psutil
 
 from bench import hostile
+from bench.floods import FLOODS, flood_rows, missed_floods, run_flood
 from bench.honest import HonestPeer
 from bench.report import bench_parser, judge, machine, table, write
 from bench.texts import stdlib
@@ -141,8 +142,18 @@ async def watch(peer: HonestPeer, loads: Sequence[Load], seconds: float) -> list
     return [later - earlier for earlier, later in pairwise(at for at in peer.closed_at if at >= first)]
 
 
-async def measure(seconds: float, connections: int, step_seconds: float, seed: int = 1) -> dict[str, Any]:
-    """Rounds for so many seconds without strangers, as long with them, and what they left."""
+async def _floods(link: JoinLink, process: psutil.Process, folder: Path, seconds: float) -> list[dict[str, Any]]:
+    """Each flood of bench/floods.py against the coordinator, one after the other."""
+    certificate = await asyncio.to_thread(fetch_certificate, *link.ways[0].endpoint, PATIENCE_SECONDS)
+    facts = Testnet.load(folder).coordinator.facts()
+    assert facts is not None
+    return [await run_flood(flood, link.at, certificate, facts["api"], process, seconds) for flood in FLOODS]
+
+
+async def measure(
+    seconds: float, connections: int, step_seconds: float, seed: int = 1, flood_seconds: float = 10.0
+) -> dict[str, Any]:
+    """Rounds for so many seconds without strangers, as long with them, what they left, and each flood for `flood_seconds`."""
     allow_open_files(16 * connections)
     async with AsyncExitStack() as closing:
         folder = Path(closing.enter_context(tempfile.TemporaryDirectory()))
@@ -161,6 +172,7 @@ async def measure(seconds: float, connections: int, step_seconds: float, seed: i
             during = await watch(peers[0], list(loads.values()), seconds)
         await watch(peers[0], list(loads.values()), 2 * step_seconds)
         return {
+            "floods": await _floods(link, process, folder / "testnet", flood_seconds),
             "connections": connections,
             "seconds": seconds,
             "step_seconds": step_seconds,
@@ -189,7 +201,7 @@ def missed(result: dict[str, Any]) -> list[str]:
     for name, memory in result["processes"].items():
         if (growth := memory["peak"] - memory["before"]) > MOST_GROWTH_BYTES:
             found.append(f"{name}: {growth >> 20} MiB more; at most {MOST_GROWTH_BYTES >> 20}")
-    return found
+    return found + missed_floods(result["floods"])
 
 
 def show(result: dict[str, Any]) -> None:
@@ -210,6 +222,8 @@ def show(result: dict[str, Any]) -> None:
         for name, one in result["processes"].items()
     ]
     table(["process", "MiB before", "peak", "after", "descriptors before", "peak", "after"], memory)
+    heads = ["flood", "sent", "calls answered", "HTTP", "median ms", "HTTP", "MiB more", "later"]
+    table(heads, flood_rows(result["floods"]))
     print("strangers: " + "; ".join(f"{what}: {count:,}" for what, count in sorted(result["strangers"].items())))
 
 
@@ -221,7 +235,7 @@ def main(arguments: Sequence[str] = ()) -> list[str]:
     options = parser.parse_args(arguments)
     few_arenas()  # as `dilocox` does: the honest peers live here
     if options.quick:
-        result = asyncio.run(measure(10.0, 100, QUICK_STEP_SECONDS, options.seed))
+        result = asyncio.run(measure(10.0, 100, QUICK_STEP_SECONDS, options.seed, flood_seconds=3.0))
     else:
         result = asyncio.run(measure(60 * options.minutes, options.connections, STEP_SECONDS, options.seed))
     show(result)

@@ -5,6 +5,7 @@ The kernel counts what arrived on each connection, and calls account for it. A c
 """
 
 import asyncio
+import contextlib
 import ctypes
 import logging
 import os
@@ -164,12 +165,13 @@ class ConnectionTable:
             if by_address[endpoint.address] > self.per_address or place >= limits.CONNECTIONS_OF_UNKNOWN:
                 found.add(endpoint)
         heaviest = sorted((e for _, e in unknown if e not in found), key=lambda e: -self._connections[e].unaccounted)
-        excess = sum(self._connections[e].unaccounted for e in heaviest) - limits.UNACCOUNTED_BYTES_OF_UNKNOWN
-        for endpoint in heaviest:
-            if excess <= 0:
-                break
-            excess -= self._connections[endpoint].unaccounted
-            found.add(endpoint)
+        total = sum(self._connections[e].unaccounted for e in heaviest)
+        if total > limits.UNACCOUNTED_BYTES_OF_UNKNOWN:
+            for endpoint in heaviest:
+                if total <= limits.UNACCOUNTED_BYTES_OF_UNKNOWN // 8:  # with less they would be over it again at the next look
+                    break
+                total -= self._connections[endpoint].unaccounted
+                found.add(endpoint)
         return sorted(found)
 
     def _connection(self, endpoint: Endpoint, now: float) -> _Connection:
@@ -250,8 +252,7 @@ class ServerSockets:
                 continue
             try:
                 if stat.S_ISSOCK(os.fstat(descriptor).st_mode) and self._endpoint(descriptor) == endpoint:
-                    with socket.socket(fileno=os.dup(descriptor)) as connection:
-                        connection.shutdown(socket.SHUT_RDWR)
+                    _disconnect(descriptor)
             except OSError:  # it ended by itself
                 pass
             finally:
@@ -266,6 +267,14 @@ def _bytes_of(descriptor: int) -> Received:
         connection.detach()
     acknowledged, received = _BYTES_ACKED_AND_RECEIVED.unpack_from(info, _BYTES_OFFSET)
     return Received(received, acknowledged)
+
+
+def _disconnect(descriptor: int) -> None:
+    """Reset a TCP connection, and drop what it received and nobody read: after a shutdown alone gRPC would read it all."""
+    unspecified = struct.pack("=H14x", socket.AF_UNSPEC)
+    ctypes.CDLL(None).connect(descriptor, unspecified, len(unspecified))
+    with socket.socket(fileno=os.dup(descriptor)) as connection, contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def trim_memory() -> None:
@@ -307,7 +316,8 @@ class ConnectionLimits:
                 await asyncio.sleep(AGAIN_SECONDS)
                 continue
             beyond = self.table.observe(here)
-            sockets.shut(beyond)
+            if beyond:
+                await asyncio.to_thread(sockets.shut, beyond)
             self.shut_down += len(beyond)
             self._note_closed(here)
             pause = SOON_SECONDS if self.table.unaccounted > SOON_BYTES else LOOK_SECONDS

@@ -219,11 +219,13 @@ def test_whatever_receipts_say_of_samples_the_run_goes_on_with_one_chain(schedul
 @settings(max_examples=SCHEDULES // 2, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
 @given(SCHEDULE, st.integers(1, 6), st.booleans())
 def test_hostile_claims_before_genesis_do_not_stop_the_run(schedule, claims: int, right: bool):
-    """Unknown identities claim first, with another state or with the run's own, and are never heard of again."""
+    """Unknown identities claim first, with another state or with the run's own, and are never heard of again. No backup of the
+    coordinator comes back: it would wait for more than half of a roster, which may be theirs, rather than sign a round twice."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(limits, "CLAIMS", PEERS + 1)
         patch.setattr(limits, "CLUSTERS", 16)
         faults, gone, seed = schedule
+        faults = [fault for fault in faults if fault[0] != "backup of the coordinator"]
         state = "initial" if right else "another"
         swarm = explore(faults, gone, seed, run=BOUND, first=lambda swarm: squat(swarm, claims, state))
     assert swarm.commits[0].body.state == BOUND.model.root

@@ -72,10 +72,18 @@ def test_a_bar_that_is_missed_is_a_sentence():
     assert fuzz.missed([line], 10) == []
     assert fuzz.missed([{**line, "growth": 1 << 30}], 10) == ["t: 1024 MiB more"]
     assert fuzz.missed([{**line, "findings": {"t:1: it": 3}}], 100) == ["3 × t:1: it", "10 inputs; wanted are 100"]
-    result = {"with": [1.0, 1.2], "without": [1.0, 1.1], "processes": {"coordinator": {"before": 0, "peak": 1}}}
+    held = {"flood": "calls", "calls_answered": 1.0, "requests_answered": 1.0, "calls_median": 0.002, "requests_median": 0.002}
+    held |= {"growth": 1 << 20, "left": 0}
+    result = {
+        "with": [1.0, 1.2],
+        "without": [1.0, 1.1],
+        "processes": {"coordinator": {"before": 0, "peak": 1}},
+        "floods": [held],
+    }
     assert strangers.missed(result) == []
-    worse = {"with": [2.0], "without": [1.0], "processes": {"coordinator": {"before": 0, "peak": 1 << 30}}}
-    assert len(strangers.missed(worse)) == 2
+    slow = {**held, "calls_answered": 0.9, "requests_median": 0.5, "growth": 1 << 30, "left": 1 << 30}
+    worse = {"with": [2.0], "without": [1.0], "processes": {"coordinator": {"before": 0, "peak": 1 << 30}}, "floods": [slow]}
+    assert len(strangers.missed(worse)) == 6
 
 
 async def test_calls_leave_the_round_as_it_was(tmp_path: Path):
