@@ -108,7 +108,7 @@ class ChatEncoder:
         reason. Raises ConfigError where the template exhausts what it may have from the first conversation on."""
         try:
             messages = messages_of(record)
-        except (ConfigError, RecursionError) as error:  # JSON may nest deeper than we follow
+        except (ConfigError, RecursionError) as error:  # JSON may nest too deep
             self._leave_out("unreadable", f"{where}: {error}")
             return None
         encoded = self.encode(messages, where)
@@ -189,7 +189,7 @@ class ChatEncoder:
         return spans
 
     def _start(self, messages: Messages, before: str, after: str) -> int | None:
-        """Return where an answer begins whose prompt holds more than is written before it, such as the tag that opens a thought:
+        """Return where an answer begins whose prompt contains more than is written before it, such as the tag that opens a thought:
         behind what both have in common, if that is more than the conversation so far. A tag of the prompt is whole, or not in."""
         differs = (index for index, (one, other) in enumerate(zip(before, after, strict=False)) if one != other)
         common = after[: next(differs, min(len(before), len(after)))]

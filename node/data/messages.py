@@ -1,4 +1,4 @@
-"""Records of conversations into messages, as a chat template takes them: whoever wrote them, in one shape."""
+"""Records of conversations into messages, as a chat template takes them: in one shape, from any author."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence

@@ -53,7 +53,7 @@ def ending_of(path: Path) -> str:
 
 
 def documents(path: Path, field: str) -> Iterator[Document]:
-    """`field`: of a record or a table that holds the text. Raises ConfigError where it cannot be read."""
+    """Yield the documents of a file. `field`: the key or column of the text. Raises ConfigError where it cannot be read."""
     ending = ending_of(path).removesuffix(".gz")
     with _readable(path):
         if ending in (*RECORDS, ".json"):
@@ -95,7 +95,7 @@ def _readable(path: Path) -> Iterator[None]:
 
 
 def sound(text: str) -> str:
-    """Return a text without a byte order mark at its begin, and without half a surrogate pair, which JSON may hold."""
+    """Return a text without a byte order mark in front, and without half a surrogate pair, which JSON may hold."""
     text = text.lstrip(MARK)
     try:
         text.encode()

@@ -23,7 +23,7 @@ HELD = Path("/proc/self/statm")
 
 
 class Clock(datetime):
-    """What templates ask for the time (`strftime_now`): it stands still."""
+    """The clock of templates (`strftime_now`): it always shows one date."""
 
     @classmethod
     def now(cls, tz: tzinfo | None = None) -> "Clock":

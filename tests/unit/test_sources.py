@@ -141,7 +141,7 @@ def test_all_kinds_are_counted(tmp_path: Path):
 def test_a_folder_without_data_says_what_it_holds(tmp_path: Path):
     write(tmp_path / "train.json")
     (tmp_path / "part2").symlink_to("/etc")
-    with pytest.raises(ConfigError, match=r"holds no file.*left out: .*1 \.json.*part2|holds no file.*part2.*1 \.json"):
+    with pytest.raises(ConfigError, match=r"has no file.*left out: .*1 \.json.*part2|has no file.*part2.*1 \.json"):
         find_files([str(tmp_path)])
 
 
