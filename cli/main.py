@@ -14,7 +14,7 @@ from dilocox.views.faults import FAULTS, code_of, do_about
 __all__ = ["app", "main"]
 
 NO_HOME = "Could not determine home directory."
-"""What `Path.home` says where HOME is not set and the user has no entry in passwd: in containers, on batch systems."""
+"""The error of `Path.home` where HOME is not set and the user has no entry in passwd: in containers, on batch systems."""
 app = typer.Typer(
     name="dilocox",
     cls=Root,

@@ -46,8 +46,8 @@ __all__ = [
 BYTES = "bytes"
 """The tokenizer of a corpus whose tokens are the bytes of its text; 0, which no text holds, ends a document."""
 TEMPLATE_DATE = "2024-07-26"
-"""What the clock of a chat template shows, so that the same files make the same corpus on any day. Llama 3.1 writes this date where
-it is told none."""
+"""What the clock of a chat template shows, so that the same files make the same corpus on any day. Llama 3.1 writes this date by
+default."""
 FEISTEL_ROUNDS = 4
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]

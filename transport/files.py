@@ -212,7 +212,7 @@ def open_regular(path: Path) -> io.BufferedReader:
 def leads_out(path: Path, folder: Path) -> bool:
     """Return whether a link in a folder that another person made leads to a file that this person did not put there.
 
-    The cache of the Hugging Face hub is one folder: its `snapshots/REVISION` holds links into its `blobs`.
+    The cache of the Hugging Face hub is one folder: its `snapshots/REVISION` has links into its `blobs`.
     """
     root = folder.resolve()
     roots = [root, *([root.parent.parent / "blobs"] if root.parent.name == "snapshots" else [])]

@@ -6,7 +6,8 @@ prompt that it writes for what stands before. A text that spells a special token
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from dilocox.node.data.end_token import end_token_of, read_object, token_text
-from dilocox.node.data.messages import ASSISTANT, CALLS, Messages, messages_of, texts_in, with_parsed_calls
+from dilocox.node.data.messages import ASSISTANT, CALLS, Messages, messages_of, texts_in, tools_of, with_parsed_calls
 from dilocox.node.data.rendering import ExhaustedError, renderer
 from dilocox.node.data.shards import Encoded
 from dilocox.node.data.tokens import FileEncoder, told_of_panics
@@ -25,6 +26,7 @@ from dilocox.transport.files import leads_out, read_named
 
 __all__ = ["FATES", "ChatEncoder", "fitted", "open_chat_encoder"]
 
+Rendering = Callable[..., tuple[str, list[tuple[int, int]]]]
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 AS_JSON = re.compile(r"(arguments|function|tool_call)['\"\]]*\s*\|\s*tojson")
 """In a template that writes the arguments of a call as JSON."""
@@ -107,21 +109,21 @@ class ChatEncoder:
         """Return a record's messages, and what `encode` makes of them; None where it is left out, and counted. `where`: for the
         reason. Raises ConfigError where the template exhausts what it may have from the first conversation on."""
         try:
-            messages = messages_of(record)
-        except (ConfigError, RecursionError) as error:  # JSON may nest deeper than we follow
+            messages, tools = messages_of(record), tools_of(record)
+        except (ConfigError, RecursionError) as error:  # JSON may nest too deep
             self._leave_out("unreadable", f"{where}: {error}")
             return None
-        encoded = self.encode(messages, where)
+        encoded = self.encode(messages, where, tools)
         return None if encoded is None else (messages, encoded)
 
-    def encode(self, messages: Messages, where: str = "a conversation") -> Encoded | None:
+    def encode(self, messages: Messages, where: str = "a conversation", tools: Sequence[Any] = ()) -> Encoded | None:
         """Return its tokens with the mask of its answers; None where it is left out, and counted. Raises ConfigError where the
         template exhausts what it may have from the first conversation on."""
-        if any(map(self._spelled.search, texts_in(messages))):
+        if any(map(self._spelled.search, texts_in([messages, tools]))):
             self._leave_out("spelling")
             return None
         try:
-            return self._encoded(messages)
+            return self._encoded(messages, tools)
         except ExhaustedError as error:
             self._exhausted += 1
             if self._exhausted >= HEAVY and not self._rendered:
@@ -137,18 +139,19 @@ class ChatEncoder:
         if why is not None:
             self.reasons.setdefault(fate, why)
 
-    def _encoded(self, messages: Messages) -> Encoded | None:
+    def _encoded(self, messages: Messages, tools: Sequence[Any]) -> Encoded | None:
         """Raises ConfigError where the template or the tokenizer refuses it."""
         if lost := {key for said in messages for key in CALLS if said.get(key)} - self._calls:
             raise ConfigError(f"the chat template does not write {', '.join(sorted(lost))}")
         messages = with_parsed_calls(messages) if self._as_json else messages
-        text, spans = renderer().render(self._template, messages, self._special_tokens, marked=self._marks)
+        render = partial(renderer().render, self._template, special_tokens=self._special_tokens, tools=tools)
+        text, spans = render(messages, marked=self._marks)
         self._rendered = True
         with told_of_panics("of the conversations"):
             encoding = self._tokenizer.encode(text, add_special_tokens=False)
         if not self._marks:
             width = self._sequence_length + 1
-            spans = self._found(messages, text, encoding.offsets[width][0] if len(encoding.ids) > width else len(text))
+            spans = self._found(render, messages, text, encoding.offsets[width][0] if len(encoding.ids) > width else len(text))
         if not spans:
             self._leave_out("not_found" if any(said["role"] == ASSISTANT for said in messages) else "unanswered")
             return None
@@ -171,15 +174,15 @@ class ChatEncoder:
             tokens, mask = np.append(tokens, np.uint32(end_token)), np.append(mask, last[1] == length)
         return Encoded(tokens, mask)
 
-    def _found(self, messages: Messages, text: str, end: int) -> list[tuple[int, int]]:
+    def _found(self, render: Rendering, messages: Messages, text: str, end: int) -> list[tuple[int, int]]:
         """Where the answers stand in the text; behind `end`, where nothing fits any more, none is looked for."""
         spans = []
         for index, said in enumerate(messages):
             if said["role"] != ASSISTANT:
                 continue
-            before = renderer().render(self._template, messages[:index], self._special_tokens, prompt=True)[0] if index else ""
-            after = renderer().render(self._template, messages[: index + 1], self._special_tokens)[0]
-            start = len(before) if after.startswith(before) else self._start(messages[:index], before, after)
+            before = render(messages[:index], prompt=True)[0] if index else ""
+            after = render(messages[: index + 1])[0]
+            start = len(before) if after.startswith(before) else self._start(render, messages[:index], before, after)
             if text.startswith(after) and start is not None and len(after) > start:
                 spans.append((start, len(after)))
             else:
@@ -188,12 +191,12 @@ class ChatEncoder:
                 break
         return spans
 
-    def _start(self, messages: Messages, before: str, after: str) -> int | None:
-        """Return where an answer begins whose prompt holds more than is written before it, such as the tag that opens a thought:
+    def _start(self, render: Rendering, messages: Messages, before: str, after: str) -> int | None:
+        """Return where an answer begins whose prompt contains more than is written before it, such as the tag that opens a thought:
         behind what both have in common, if that is more than the conversation so far. A tag of the prompt is whole, or not in."""
         differs = (index for index, (one, other) in enumerate(zip(before, after, strict=False)) if one != other)
         common = after[: next(differs, min(len(before), len(after)))]
-        so_far = renderer().render(self._template, messages, self._special_tokens)[0]
+        so_far = render(messages)[0]
         if not common.startswith(so_far):
             return None
         tag = OPEN_TAG.search(common, len(so_far))

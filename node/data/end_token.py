@@ -35,12 +35,12 @@ def _numbers(folder: Path) -> Iterator[int]:
 
 
 def read_object(path: Path) -> Mapping[str, Any]:
-    """Return what a JSON file says by name; nothing where there is none. Raises ConfigError."""
+    """Return the object of a JSON file; an empty one where there is none. Raises ConfigError."""
     read = read_json(path) if path.exists() else {}
     return read if isinstance(read, dict) else {}
 
 
 def token_text(token: Any) -> str | None:
-    """Return the text of a special token, which is a text or says more."""
+    """Return the text of a special token, which is a text or an object with more."""
     token = token.get("content") if isinstance(token, dict) else token
     return token if isinstance(token, str) else None

@@ -81,7 +81,7 @@ def find_files(sources: Iterable[str], found: Found | None = None, only_records:
         if not files:
             says = f" ({str(found).splitlines()[-1]})" if found.left_out else ""
             raise ConfigError(
-                f"{source} holds no file whose name ends in one of {', '.join(endings)}; name others themselves{says}"
+                f"{source} has no file whose name ends in one of {', '.join(endings)}: name the file itself{says}"
             )
         chosen |= {file.resolve(): file for file in sorted(files) if file.resolve() not in chosen}
     found.read.update(_kind(file) for file in chosen.values())
@@ -89,7 +89,7 @@ def find_files(sources: Iterable[str], found: Found | None = None, only_records:
 
 
 def _named(path: Path) -> Path:
-    """Raises ConfigError for a table in a text, whose commas and quotes nobody wants to train on."""
+    """Raises ConfigError for a table as text: its commas and quotes would become tokens."""
     if ending_of(path).removesuffix(".gz") in (".csv", ".tsv"):
         raise ConfigError(f"{path} is a table as text, which is not read: convert it to Parquet or JSON lines")
     return path

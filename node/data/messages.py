@@ -1,4 +1,4 @@
-"""Records of conversations into messages, as a chat template takes them: whoever wrote them, in one shape."""
+"""Records of conversations into messages, as a chat template takes them: in one shape, from any author."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,10 +7,10 @@ from typing import Any
 from dilocox.node.data.sources import Unreadable, sound
 from dilocox.protocol.errors import ConfigError
 
-__all__ = ["ASSISTANT", "CALLS", "FIELDS", "Messages", "messages_of", "texts_in", "with_parsed_calls"]
+__all__ = ["ASSISTANT", "CALLS", "FIELDS", "Messages", "messages_of", "texts_in", "tools_of", "with_parsed_calls"]
 
 Messages = Sequence[Mapping[str, Any]]
-FIELDS = ("messages", "prompt", "completion")
+FIELDS = ("messages", "prompt", "completion", "tools")
 ASSISTANT = "assistant"
 CALLS = ("tool_calls", "function_call")
 """Keys of a message whose content may be null."""
@@ -33,6 +33,19 @@ def messages_of(record: Any) -> Messages:
             f"it holds neither messages, a list of {{role, content}}, nor prompt and completion (there are: {known})"
         )
     return [_message(each) for each in said]
+
+
+def tools_of(record: Any) -> list[Any]:
+    """Return the tools that a record describes beside its messages, as objects or as JSON in a text; nothing where it has none."""
+    tools = record.get("tools") if isinstance(record, dict) else None
+    if isinstance(tools, str):
+        try:
+            tools = json.loads(tools)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"its tools are no JSON: {error}") from error
+    if tools and not (isinstance(tools, list) and all(isinstance(each, dict) for each in tools)):
+        raise ConfigError("its tools are no list of objects")
+    return [_told(each) for each in tools or ()]
 
 
 def _turns(said: Any, role: str) -> list[Any]:

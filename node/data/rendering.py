@@ -39,10 +39,13 @@ class Renderer:
         special_tokens: Mapping[str, str],
         prompt: bool = False,
         marked: bool = False,
+        tools: Sequence[Any] = (),
     ) -> tuple[str, list[tuple[int, int]]]:
-        """The conversation's text; with `prompt` followed by what asks for an answer; with `marked` also where the answers stand
-        that the template marks. Raises ConfigError where the template refuses it, or wants more than it may have."""
+        """Return the conversation's text, and with `marked` where the answers are that the template marks. `prompt`: the text ends
+        with what asks for an answer; `tools`: what it may describe. Raises ConfigError where the template refuses it, or wants more
+        than it may have."""
         asked = {"template": template, "messages": messages, "special": special_tokens, "prompt": prompt, "marked": marked}
+        asked["tools"] = list(tools) or None
         with self._lock:
             told = self._ask(json.dumps(asked).encode() + b"\n")
         if told is None:

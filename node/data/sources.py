@@ -53,7 +53,7 @@ def ending_of(path: Path) -> str:
 
 
 def documents(path: Path, field: str) -> Iterator[Document]:
-    """`field`: of a record or a table that holds the text. Raises ConfigError where it cannot be read."""
+    """Yield the documents of a file. `field`: the key or column of the text. Raises ConfigError where it cannot be read."""
     ending = ending_of(path).removesuffix(".gz")
     with _readable(path):
         if ending in (*RECORDS, ".json"):
@@ -95,7 +95,7 @@ def _readable(path: Path) -> Iterator[None]:
 
 
 def sound(text: str) -> str:
-    """Return a text without a byte order mark at its begin, and without half a surrogate pair, which JSON may hold."""
+    """Return a text without a byte order mark in front, and without half a surrogate pair, which JSON may hold."""
     text = text.lstrip(MARK)
     try:
         text.encode()
@@ -236,7 +236,7 @@ def _rows(path: Path, choose: Callable[[list[str]], list[str]]) -> Iterator[tupl
         for batch in (_parquet if ending_of(path) == ".parquet" else _arrow)(path, choose):
             size = batch.nbytes // max(1, batch.num_rows)
             for part in _parts(batch):
-                if part.num_rows == 1 and part.nbytes > DOCUMENT_BYTES:
+                if part.num_rows == 1 and _row_bytes(part) > DOCUMENT_BYTES:
                     raise ConfigError(f"{path}, row {number + 1}: longer than {DOCUMENT_BYTES >> 20} MiB")
                 number += part.num_rows
                 for row in part.to_pylist():
@@ -254,6 +254,18 @@ def _parts(batch: Any) -> Iterator[Any]:
         part = batch.slice(start, TABLE_ROWS)
         step = 1 if part.nbytes > DOCUMENT_BYTES else TABLE_ROWS
         yield from (part.slice(at, step) for at in range(0, part.num_rows, step))
+
+
+def _row_bytes(part: Any) -> int:
+    """Return about how long one row is. Columns of dictionaries and views count all that other rows share with it."""
+    shared = any(name in str(field.type) for field in part.schema for name in ("dictionary", "view"))
+    return _length(part.to_pylist()) if shared and part.nbytes > DOCUMENT_BYTES else part.nbytes
+
+
+def _length(value: Any) -> int:
+    if isinstance(value, dict):
+        return sum(map(_length, value.values()))
+    return sum(map(_length, value)) if isinstance(value, list) else len(value) if isinstance(value, str | bytes) else 1
 
 
 def _parquet(path: Path, choose: Callable[[list[str]], list[str]]) -> Iterator[Any]:

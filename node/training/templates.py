@@ -23,7 +23,7 @@ HELD = Path("/proc/self/statm")
 
 
 class Clock(datetime):
-    """What templates ask for the time (`strftime_now`): it stands still."""
+    """The clock of templates (`strftime_now`): it always shows one date."""
 
     @classmethod
     def now(cls, tz: tzinfo | None = None) -> "Clock":
@@ -37,6 +37,7 @@ def render(asked: dict[str, Any]) -> dict[str, Any]:
         texts, found = chat_template_utils.render_jinja_template(
             conversations=[asked["messages"]],
             chat_template=asked["template"],
+            tools=asked["tools"],
             return_assistant_tokens_mask=asked["marked"],
             add_generation_prompt=asked["prompt"],
             **asked["special"],

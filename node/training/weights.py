@@ -208,7 +208,7 @@ class Weights:
             )
 
     def _is_embedding(self, shape: tuple[int, ...]) -> bool:
-        """Return whether the head holds the embedding's values. Raises ConfigError. Reads some rows at a time."""
+        """Return whether the head has the embedding's values. Raises ConfigError. Reads some rows at a time."""
         if _kind(self._files[HEAD], HEAD)[0] != shape or _kind(self._files[HEAD], HEAD)[1] not in KINDS:
             return False
         rows = max(1, ZEROS // shape[1])

@@ -289,6 +289,28 @@ def test_calls_that_a_template_does_not_write_are_no_answer_of_nothing(hub: Path
     assert "does not write tool_calls" in chat.reasons["refused"]
 
 
+TOOLS = [{"type": "function", "function": {"name": "w", "parameters": {}}}]
+
+
+@pytest.mark.parametrize("tools", [TOOLS, json.dumps(TOOLS)])
+def test_the_tools_of_a_record_are_described_as_the_template_does(hub: Path, tools: Any):
+    describing = "{% for t in tools or [] %}{{ t.function.name }}\n{% endfor %}" + CHATML
+    found = encoder(hub, describing, 100).read("line 1", {"messages": TALK, "tools": tools})
+    assert found is not None
+    plain = encoder(hub, CHATML, 100).encode(TALK)
+    assert plain is not None
+    text = Tokenizer.from_file(str(hub / "tokenizer.json")).decode(found[1].tokens.tolist(), skip_special_tokens=False)
+    assert text.startswith("w\n<|im_start|>")
+    assert trained(hub, found[1]) == trained(hub, plain)
+
+
+@pytest.mark.parametrize("tools", ["[", "{}", [1], 3])
+def test_tools_that_are_none_are_named(hub: Path, tools: Any):
+    chat = encoder(hub)
+    assert chat.read("line 1", {"messages": TALK, "tools": tools or [1]}) is None or tools == "{}"
+    assert ("its tools are no" in chat.reasons.get("unreadable", "")) == (tools != "{}")
+
+
 DATED = "{{ strftime_now('%d %b %Y %H:%M:%S.%f') }}{{ ['a', 'b', 'c', 'd', 'e'] | random }}{{ lipsum(1) }}\n" + CHATML
 
 

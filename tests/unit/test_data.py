@@ -147,7 +147,7 @@ def test_a_source_that_cannot_be_used_is_named(tmp_path: Path, name: str, conten
 def test_sources_that_are_not_there(tmp_path: Path):
     with pytest.raises(ConfigError, match="no file or folder"):
         find_files([str(tmp_path / "none")])
-    with pytest.raises(ConfigError, match="holds no file"):
+    with pytest.raises(ConfigError, match="has no file"):
         find_files([str(tmp_path)])
 
 

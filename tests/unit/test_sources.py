@@ -141,7 +141,7 @@ def test_all_kinds_are_counted(tmp_path: Path):
 def test_a_folder_without_data_says_what_it_holds(tmp_path: Path):
     write(tmp_path / "train.json")
     (tmp_path / "part2").symlink_to("/etc")
-    with pytest.raises(ConfigError, match=r"holds no file.*left out: .*1 \.json.*part2|holds no file.*part2.*1 \.json"):
+    with pytest.raises(ConfigError, match=r"has no file.*left out: .*1 \.json.*part2|has no file.*part2.*1 \.json"):
         find_files([str(tmp_path)])
 
 
@@ -247,3 +247,26 @@ def test_a_cell_that_repeats_is_not_held_as_often(tmp_path: Path):
         largest = max(largest, arrow.total_allocated_bytes() - before)
         assert len(text) == 40 << 20
     assert 40 << 20 < largest < 1200 << 20, "of 2,560 MiB"
+
+
+@pytest.mark.parametrize("kind", ["dictionary", "view", "nested dictionary"])
+def test_what_rows_share_does_not_make_each_too_long(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("pyarrow")
+    import pyarrow as arrow
+
+    monkeypatch.setattr(sources, "DOCUMENT_BYTES", 5000)
+    texts = [f"{number} " + "x" * 1000 for number in range(20)]
+    if kind == "view":
+        column = arrow.array(texts, arrow.string_view())
+    else:
+        column = arrow.DictionaryArray.from_arrays(list(range(20)), texts)
+    if kind.startswith("nested"):
+        column = arrow.StructArray.from_arrays([column], ["content"])
+        read = [row["text"]["content"] for _, row, _ in records(table_of(tmp_path / "a.arrow", column), ("text",))]
+        assert read == texts
+    else:
+        assert texts_of(table_of(tmp_path / "a.arrow", column)) == texts
+        long = column if kind == "view" else column.dictionary
+        path = table_of(tmp_path / "b.arrow", arrow.array([*long.to_pylist(), "y" * 6000], long.type))
+        with pytest.raises(ConfigError, match="row 21: longer than"):
+            texts_of(path)
