@@ -40,7 +40,7 @@ from dilocox.protocol.attestation import SIMULATED, AttestationError
 from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.protocol.findings import Level
 from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.status import FEWER_MACHINES, REMINDER_SECONDS
+from dilocox.protocol.status import FEWER_MACHINES, FINISHED, REMINDER_SECONDS
 from dilocox.transport.archive.source import ArchiveSource
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
@@ -172,6 +172,7 @@ async def _take_part(
         "supervise": _train(supply, participant, attendance, tasks, own_text),
         "beat": participant.beat(),
         "remind": _remind(participant),
+        "finish": _finish(participant, attendance, settings.exit_when_finished),
         "supply holders": holding.supply(starts.newest_snapshot),
         "audit": Auditor(participant, machine, places, audits, supplies).run(),
         **({"prove": participant.prove()} if prover is not None else {}),
@@ -187,6 +188,14 @@ async def _remind(participant: Participant) -> None:
         await asyncio.sleep(REMINDER_SECONDS)
         if not participant.state.head.round and participant.state.connected:
             log.warning("%s: %s", participant.round_why, FEWER_MACHINES)
+
+
+async def _finish(participant: Participant, attendance: Attendance, ends: bool) -> None:
+    """Once the run is finished, log what comes next, or end the daemon."""
+    await participant.finished.wait()
+    log.info("the run is finished. Next: %s", "this node ends (--exit-when-finished)" if ends else FINISHED)
+    if ends:
+        await attendance.leave(at_once=False)
 
 
 def _keeping_shares(sharing: Sharing, restorer: Restorer, participant: Participant) -> dict[str, Coroutine[Any, Any, None]]:

@@ -95,7 +95,7 @@ def said(value, about: str) -> list[str]:
 
 def test_a_round_like_the_others(run: Run):
     value = explain(run.chain, run.read, 3)
-    assert (value["verdict"], value["seconds"], value["usual_seconds"]) == ("as usual", 2.5, 2.5)
+    assert (value["verdict"], value["seconds"], value["usual_seconds"]) == ("in the usual range", 2.5, 2.5)
     assert said(value, "counted") == ["3 of 3 clusters"]
     assert said(value, "time") == ["2.5 s from its opening to its commit (median of the 2 before: 2.5 s)"]
     assert not said(value, "not counted")
