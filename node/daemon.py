@@ -51,7 +51,7 @@ from dilocox.transport.room import lack_of_room
 from dilocox.transport.tasks import Tasks
 from dilocox.views import rows as views
 
-__all__ = ["run_node", "warn_of_room"]
+__all__ = ["remind", "run_node", "warn_of_room"]
 
 log = logging.getLogger(__name__)
 
@@ -171,7 +171,7 @@ async def _take_part(
         "hours": attendance.keep(),
         "supervise": _train(supply, participant, attendance, tasks, own_text),
         "beat": participant.beat(),
-        "remind": _remind(participant),
+        "remind": remind(participant),
         "finish": _finish(participant, attendance, settings.exit_when_finished),
         "supply holders": holding.supply(starts.newest_snapshot),
         "audit": Auditor(participant, machine, places, audits, supplies).run(),
@@ -182,7 +182,7 @@ async def _take_part(
         tasks.start(loop, name)
 
 
-async def _remind(participant: Participant) -> None:
+async def remind(participant: Participant) -> None:
     """While the run waits for its first clusters, log which setting says how many."""
     while not participant.state.head.round:
         await asyncio.sleep(REMINDER_SECONDS)
