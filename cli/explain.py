@@ -21,7 +21,7 @@ def explain(
     home: AskOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Why a round was slow, or short, or went without this node (or PEER): with numbers, and what to do."""
+    """Explain why a round was slow or incomplete, or went without this node (or PEER): with numbers, and what to do."""
     asked = f"/v1/explain/{number}?peer={quote(peer)}"
     if telling_daemon(home):
         value = api_call(home, asked)
@@ -32,7 +32,8 @@ def explain(
     if as_json:
         print_json(value)
         return
-    usual = f", usually {value['usual_seconds']:.1f} s" if value["usual_seconds"] is not None else ""
+    median, slow = value["usual_seconds"], value["slow_above_seconds"]
+    usual = f" (the median of the rounds before is {median:.1f} s; slow is above {slow:.1f} s)" if median is not None else ""
     took = f": {value['seconds']:.1f} s{usual}" if value["seconds"] is not None else ""
     console.print(f"round {value['round']}: {value['verdict']}{took}", style="bold", highlight=False, soft_wrap=True)
     for row in value["findings"]:

@@ -55,6 +55,8 @@ class Exported:
     round: int
     """Whose starting state it is."""
     evaluation_loss: float | None
+    trained: bool = True
+    """Whether a round before it counted a cluster."""
 
 
 def export(
@@ -103,9 +105,20 @@ def export(
     with working("looking for the state") as bar, _whole(target) as scratch:
         exported = write_model(scratch, home, join, place, round, parse_folders(data or ()), bar, evaluate, adapter)
     if as_json:
-        print_json({"folder": str(folder), "round": exported.round, "evaluation_loss": exported.evaluation_loss})
+        print_json(
+            {
+                "folder": str(folder),
+                "round": exported.round,
+                "evaluation_loss": exported.evaluation_loss,
+                "trained": exported.trained,
+            }
+        )
         return
     console.print(f"wrote {folder}: the state before round {exported.round}", highlight=False)
+    if not exported.trained:
+        console.print(
+            "it is not trained: no round has counted a cluster yet, so this is what the run begins with", highlight=False
+        )
     if evaluate:
         console.print(f"held-out loss with transformers: {exported.evaluation_loss:.4f}", highlight=False)
 
@@ -182,13 +195,14 @@ def _write_held(
             check_corpus(manifest, corpus)
         chosen = choose(chain, store, round, adapter, bar)
         _write(chosen, manifest, store, folder, corpus, bar)
+        trained = any(commit.body.counted for commit in chain.commits() if commit.body.round < chosen.round)
         loss = None
         if evaluate:
             bar.begin("measuring the held-out loss with transformers")
             from dilocox.node.training.evaluate import evaluate_folder
 
             loss = evaluate_folder(manifest, folder, corpus)
-    return Exported(chosen.round, loss)
+    return Exported(chosen.round, loss, trained)
 
 
 ATTEMPTS = 5

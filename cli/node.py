@@ -98,6 +98,9 @@ def node(
             help="Take what the run begins with from this copy of that Hugging Face folder (default: fetch it).",
         ),
     ] = None,
+    exit_when_finished: Annotated[
+        bool, typer.Option("--exit-when-finished", help="End when the run does (default: serve its state until told to leave).")
+    ] = False,
 ) -> None:
     """Join a run, train, exchange; leave cleanly on Ctrl-C or SIGTERM."""
     peer.begin()
@@ -123,6 +126,7 @@ def node(
         cluster=link,
         interface=boxes.cluster_interface,
         traces=tracing.collector(),
+        exit_when_finished=exit_when_finished,
         box_patience=boxes.cluster_patience_seconds,
     )
     live(run_node(settings))

@@ -58,7 +58,7 @@ LINE_HELP = ", each way, such as 100mbit: every box in a network namespace (root
 COLUMNS = (
     ("round", 6),
     ("loss", 7),
-    ("held-out after", 15),
+    ("held-out before", 15),
     ("counted", 8),
     ("bytes", 11),
     ("applied at step", 16),
@@ -80,7 +80,9 @@ def up(
     run_file: Annotated[Path | None, typer.Option("--run", help="A run file instead of a preset.")] = None,
     upload: Annotated[str | None, typer.Option(metavar="RATE", help="What each node may send, such as 20mbit.")] = None,
     kill: Annotated[list[str] | None, typer.Option(help="NAME@ROUND: kill -9 that member when the round opens.")] = None,
-    baseline: Annotated[bool, typer.Option(help="At the end, train one node alone for as many inner steps.")] = True,
+    baseline: Annotated[
+        bool, typer.Option(help="At the end, train one node alone for as many inner steps. It takes longer than the run.")
+    ] = False,
     data: DataOption = None,
     private: Annotated[
         list[Path] | None, typer.Option(metavar="DIR", help="Of a run on private data, a node's own: said once for each node.")
@@ -325,7 +327,7 @@ class Watcher:
         cells = [
             str(row["round"]),
             number(row["loss"]),
-            number(following["evaluation_loss"]),
+            number(row["evaluation_loss"]),
             f"{row['counted']}/{row['roster']}",
             f"{row['payload_bytes']:,}",
             " ".join("–" if step is None else str(step) for step in applied.values()),
@@ -374,10 +376,10 @@ def _final(testnet: Testnet, manifest: Manifest, watched: Watcher, baseline: Pat
     )
     _print_traffic(testnet, watched)
     if baseline is not None:
-        errors.print("training one node alone for as many inner steps …", highlight=False)
         sites: list[Path | None] = [*private] or [None]
         for folder in sites:
-            alone = _train_alone(testnet, watched.inner_steps, baseline, folder)
+            with working(f"training one node alone for {watched.inner_steps} inner steps"):
+                alone = _train_alone(testnet, watched.inner_steps, baseline, folder)
             who = f"{folder} alone" if folder is not None else "one node alone"
             console.print(
                 f"held-out loss of {who} after {watched.inner_steps} inner steps: {number(alone)}",
@@ -385,6 +387,9 @@ def _final(testnet: Testnet, manifest: Manifest, watched: Watcher, baseline: Pat
                 soft_wrap=True,
             )
     console.print("every node has the same state hash after every round", highlight=False)
+    home = next(each.home for each in testnet.nodes)
+    errors.print(f'next: dilocox generate --home {home} --prompt "def "', highlight=False, soft_wrap=True)
+    errors.print(f"      dilocox export MODEL --home {home}", highlight=False, soft_wrap=True)
 
 
 def _print_traffic(testnet: Testnet, watched: Watcher) -> None:

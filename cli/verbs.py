@@ -64,7 +64,7 @@ PANELS: dict[str, dict[str, str]] = {
         "peers": "List the peers of the run.",
         "stages": "List the stages, with the replicas of each.",
         "rounds": "List the rounds, or show who counted in one and who did not.",
-        "explain": "Explain why a round was slow, short of clusters, or went without this node.",
+        "explain": "Explain why a round was slow or incomplete, or went without this node.",
         "events": "Print what happened, oldest first.",
         "top": "Show status, rounds and peers live.",
         "verify": "Recheck every signature, vote and hash offline.",

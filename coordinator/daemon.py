@@ -48,7 +48,7 @@ from dilocox.views.door import Door, open_door
 from dilocox.views.http import add_run_routes, create_app
 from dilocox.views.metrics import RunMetrics
 
-__all__ = ["CoordinatorSettings", "create_coordinator_app", "run_coordinator"]
+__all__ = ["CoordinatorSettings", "create_coordinator_app", "remind", "run_coordinator"]
 
 log = logging.getLogger(__name__)
 
@@ -169,7 +169,7 @@ async def _live(
         office.open(service)
         tasks.start(service.driver.run(), "rounds")
         tasks.start(service.run(), "liveness")
-        tasks.start(_remind(service), "remind")
+        tasks.start(remind(service), "remind")
         await door.show(create_coordinator_app(service, events, traffic, settings.name, office.log))
         closing.push_async_callback(door.wait, "it ends")
         log.info("%s is serving on %s, page and API %s", settings.name, network.address, door.url)
@@ -178,7 +178,7 @@ async def _live(
         await tasks.wait()
 
 
-async def _remind(service: CoordinatorService) -> None:
+async def remind(service: CoordinatorService) -> None:
     """While the run waits for its first clusters, log which setting says how many."""
     while not service.state.head.round:
         await asyncio.sleep(REMINDER_SECONDS)

@@ -120,8 +120,9 @@ class Attendance:
     async def leave(self, at_once: bool) -> str:
         """End the daemon, once this node has left; a sentence for who asked."""
         self._going, self._at_once, self._participant.pause = True, at_once, ""
+        finished = self._participant.state.head.finished
         self._participant.feed(member.LeaveRun(finishing=not at_once))
-        if at_once or self._participant.state.lead:
+        if at_once or finished or self._participant.state.lead:  # of a finished run there is no roster to leave
             self._tasks.stop()
         return self._said("leaves")
 
@@ -133,7 +134,13 @@ class Attendance:
         state = self._participant.state
         head, least = state.head, state.manifest.rounds.min_clusters
         alone = state.on_roster and not head.finished and len(head.roster) <= least
-        still = f"; the run needs {least} clusters, and stands still until there are" if alone else ""
+        still = f"; the run needs {least} clusters, and waits until so many are live" if alone else ""
+        if head.finished:
+            return (
+                "the run is finished: this node ends now"
+                if does == "leaves"
+                else "the run is finished: nothing is left to pause"
+            )
         if not state.leaving:
             return f"it {does} when round {state.finishing} has its work and its vote{still}"
         gives_up = state.on_roster and pb.KIND_CONTRIBUTION not in state.own

@@ -40,7 +40,7 @@ from dilocox.protocol.attestation import SIMULATED, AttestationError
 from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.protocol.findings import Level
 from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.status import FEWER_MACHINES, REMINDER_SECONDS
+from dilocox.protocol.status import FEWER_MACHINES, FINISHED, REMINDER_SECONDS
 from dilocox.transport.archive.source import ArchiveSource
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
@@ -51,7 +51,7 @@ from dilocox.transport.room import lack_of_room
 from dilocox.transport.tasks import Tasks
 from dilocox.views import rows as views
 
-__all__ = ["run_node", "warn_of_room"]
+__all__ = ["remind", "run_node", "warn_of_room"]
 
 log = logging.getLogger(__name__)
 
@@ -171,7 +171,8 @@ async def _take_part(
         "hours": attendance.keep(),
         "supervise": _train(supply, participant, attendance, tasks, own_text),
         "beat": participant.beat(),
-        "remind": _remind(participant),
+        "remind": remind(participant),
+        "finish": _finish(participant, attendance, settings.exit_when_finished),
         "supply holders": holding.supply(starts.newest_snapshot),
         "audit": Auditor(participant, machine, places, audits, supplies).run(),
         **({"prove": participant.prove()} if prover is not None else {}),
@@ -181,12 +182,20 @@ async def _take_part(
         tasks.start(loop, name)
 
 
-async def _remind(participant: Participant) -> None:
+async def remind(participant: Participant) -> None:
     """While the run waits for its first clusters, log which setting says how many."""
     while not participant.state.head.round:
         await asyncio.sleep(REMINDER_SECONDS)
         if not participant.state.head.round and participant.state.connected:
             log.warning("%s: %s", participant.round_why, FEWER_MACHINES)
+
+
+async def _finish(participant: Participant, attendance: Attendance, ends: bool) -> None:
+    """Once the run is finished, log what comes next, or end the daemon."""
+    await participant.finished.wait()
+    log.info("the run is finished. Next: %s", "this node ends (--exit-when-finished)" if ends else FINISHED)
+    if ends:
+        await attendance.leave(at_once=False)
 
 
 def _keeping_shares(sharing: Sharing, restorer: Restorer, participant: Participant) -> dict[str, Coroutine[Any, Any, None]]:

@@ -122,6 +122,8 @@ class Participant:
         self._busy: Status | None = Status("starting", "starting the stage workers")
         """What the daemon does before the workers train."""
         self._shown = Status("", "")
+        self.finished = asyncio.Event()
+        """The run has its last commit."""
         self.pause = ""
         """Until when this node takes no part, or soon will not."""
         self.stepped: Callable[[MemberState], None] = lambda state: None
@@ -164,6 +166,8 @@ class Participant:
                     self.emit(told)
         self.workers.spoken(self.state)
         self.stepped(self.state)
+        if self.state.head.finished:
+            self.finished.set()
         self._arm_vote_timer()
         self._speak.set()
         self._show()

@@ -56,5 +56,7 @@ class NodeSettings(PeerSettings):
     """Of the day, in which this node takes part; None: always."""
     traces: Collector | None = None
     """Where rounds are sent as traces."""
+    exit_when_finished: bool = False
+    """The daemon ends with the run."""
     box_patience: float = 60.0
     """Seconds for which a box of our cluster that is gone is waited for; then the others share out its stages."""

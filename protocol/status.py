@@ -5,13 +5,15 @@ from dataclasses import dataclass
 from dilocox.protocol.errors import reason_name
 from dilocox.protocol.member import MemberState
 
-__all__ = ["FEWER_MACHINES", "REMINDER_SECONDS", "Status", "status"]
+__all__ = ["FEWER_MACHINES", "FINISHED", "REMINDER_SECONDS", "Status", "status"]
 
 FEWER_MACHINES = (
     "start another node; to begin with fewer, the owner sets rounds.start_clusters in the run file, which makes a new run with"
     " a new link"
 )
 """Advice for a run that waits for its first clusters."""
+FINISHED = "`dilocox export DIR` writes the model, `dilocox leave` ends this node; until then it serves the state to others"
+"""Advice for a run that is over."""
 REMINDER_SECONDS = 60.0
 """Between two log lines of a run that waits for them."""
 
@@ -29,7 +31,7 @@ def status(state: MemberState, workers: Status | None, pause: str = "") -> Statu
     head = state.head
     away = state.turned_away
     if head.finished:
-        return Status("finished", "the run is finished; serving its state")
+        return Status("finished", "the run is finished; serving its state", FINISHED)
     if state.leaving:
         return Status("paused", pause) if pause else Status("leaving", "asked to stop")
     if away is not None and not state.takes_part:

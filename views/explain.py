@@ -1,6 +1,7 @@
-"""Why a round was slow, or short, or went without somebody: from the chain, and from the events where they are still kept."""
+"""Why a round was slow or incomplete, or went without a cluster: from the chain, and from the events that are still stored."""
 
 import json
+import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -8,14 +9,14 @@ from itertools import pairwise
 from typing import Any
 
 from dilocox.protocol.errors import LocalError
-from dilocox.protocol.ids import is_meant, short
+from dilocox.protocol.ids import is_meant, printable, short
 from dilocox.protocol.status import Status
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.event_log import Happened
 from dilocox.views.reasons import advice
 from dilocox.views.rows import USUAL
 
-__all__ = ["NotThere", "explain"]
+__all__ = ["NotThere", "explain", "named"]
 
 View = dict[str, Any]
 ReadEvents = Callable[[int], Sequence[Happened]]
@@ -27,6 +28,22 @@ WAITS_SHOWN = 3
 """What the coordinator waited for longest."""
 LOOK_BACK = 64
 """Rounds in which somebody who was not on the roster is looked for."""
+
+
+OPEN: View = {"verdict": "open", "seconds": None, "usual_seconds": None, "slow_above_seconds": None}
+
+
+def named(view: View, names: Mapping[str, str]) -> View:
+    """Return an explanation with names beside the short ids of peers. `names`: by peer id, as the peers call themselves."""
+    shown = {short(peer): f"{printable(name)} ({short(peer)})" for peer, name in names.items() if name}
+    if not shown:
+        return view
+    pattern = re.compile("|".join(map(re.escape, sorted(shown))))
+
+    def told(text: str) -> str:
+        return pattern.sub(lambda found: shown[found[0]], text)
+
+    return {**view, "findings": [{**row, "says": told(row["says"])} for row in view["findings"]]}
 
 
 class NotThere(LocalError):
@@ -54,13 +71,14 @@ def explain(
     if told is None:
         says = [*_waited(happened, None), *([_mine_now(chain, name, me, stands)] if name else [])]
         open_rows = says or [_row("open", "no commit closed it yet, and nothing is kept of why")]
-        return {"round": number, "verdict": "open", "seconds": None, "usual_seconds": None, "findings": open_rows}
+        return {**OPEN, "round": number, "findings": open_rows}
     detail: View = json.loads(told)
     before = [row for row in json.loads(chain.rows(max(0, number - USUAL), number)) if row["counted"]]
     usual = {key: _median(before, key) for key in ("seconds", "collect_seconds", "vote_seconds")}
-    slow = usual["seconds"] is not None and detail["seconds"] > max(SLOW * usual["seconds"], usual["seconds"] + SLOW_SECONDS)
-    short_of = bool(detail["excluded"])
-    verdict = " and ".join([*(["slow"] if slow else []), *(["short"] if short_of else [])]) or "as usual"
+    median = usual["seconds"]
+    slow_above = max(SLOW * median, median + SLOW_SECONDS) if median is not None else None
+    words = ["slow"] * (slow_above is not None and detail["seconds"] > slow_above) + ["incomplete"] * bool(detail["excluded"])
+    verdict = " and ".join(words) or "in the usual range"
     findings = [
         *_times(detail, usual, len(before)),
         *_last(happened),
@@ -74,7 +92,8 @@ def explain(
         "round": number,
         "verdict": verdict,
         "seconds": detail["seconds"],
-        "usual_seconds": usual["seconds"],
+        "usual_seconds": median,
+        "slow_above_seconds": slow_above,
         "findings": findings,
     }
 

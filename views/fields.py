@@ -283,9 +283,10 @@ ROUND: Fields = {
 }
 EXPLAINED: Fields = {
     "round": "its number",
-    "verdict": "as usual, slow, short, slow and short, or open",
+    "verdict": "in the usual range, slow, incomplete (it did not count a cluster of its roster), slow and incomplete, or open",
     "seconds": "from its opening to its commit; null: it is open",
     "usual_seconds": "the median of the rounds before; null: there are none",
+    "slow_above_seconds": "above it a round is slow; null: there are no rounds before",
     "findings[].about": "time, collect, vote, counted, …",
     "findings[].says": "what, with numbers",
     "findings[].do": "what to do, where there is something",

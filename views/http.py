@@ -21,7 +21,7 @@ from dilocox.transport.event_log import EventLog
 from dilocox.views import rows as views
 from dilocox.views.answers import health
 from dilocox.views.asking import Flag, Handler, Number, Problem, Word, takes
-from dilocox.views.explain import NotThere, explain
+from dilocox.views.explain import NotThere, explain, named
 from dilocox.views.metrics import Well
 from dilocox.views.openapi import describe
 from dilocox.views.page import page
@@ -196,7 +196,7 @@ def add_run_routes(
     app.router.add_get("/v1/rounds/{number}", get_round)
     app.router.add_get("/", page())
     app.router.add_get("/v1/events", _stream(events))
-    app.router.add_get("/v1/explain/{number}", _explainer(chain, events, me, stands))
+    app.router.add_get("/v1/explain/{number}", _explainer(chain, events, peers, me, stands))
 
 
 def _round_of(request: web.Request) -> int:
@@ -207,7 +207,13 @@ def _round_of(request: web.Request) -> int:
     return int(text)
 
 
-def _explainer(chain: ChainFile, events: EventLog, me: str, stands: Callable[[], Status] | None) -> Handler:
+def _explainer(
+    chain: ChainFile,
+    events: EventLog,
+    peers: Callable[[], Awaitable[list[View]]],
+    me: str,
+    stands: Callable[[], Status] | None,
+) -> Handler:
     @takes(PEER)
     async def get_explanation(request: web.Request) -> web.Response:
         number, peer = _round_of(request), PEER.read(request)
@@ -216,7 +222,7 @@ def _explainer(chain: ChainFile, events: EventLog, me: str, stands: Callable[[],
             said = await asyncio.to_thread(explain, chain, lambda round: events.read(0, round), number, peer, me, now)
         except NotThere as error:
             raise Problem(error.code, str(error)) from error
-        return json_response(said)
+        return json_response(named(said, {row["peer"]: row["name"] for row in await peers()}))
 
     return get_explanation
 

@@ -1,6 +1,7 @@
 """Whether a node takes part: by its operator's word and its hours; how it steps back and comes again."""
 
 import asyncio
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -135,7 +136,7 @@ async def test_a_pause_lasts_over_a_restart(tmp_path: Path, tasks: Tasks):
 async def test_now_gives_up_the_round(tmp_path: Path, tasks: Tasks):
     node = Node(needed=3)
     attendance = Attendance(node, tasks, tmp_path, None)  # type: ignore[arg-type]
-    still = "the run needs 3 clusters, and stands still until there are"
+    still = "the run needs 3 clusters, and waits until so many are live"
     assert await attendance.pause(True) == f"it pauses now, and gives up round 1; {still}"
     assert node.state.leaving
 
@@ -221,3 +222,17 @@ async def test_only_the_operator_may_ask(tmp_path: Path, tasks: Tasks):
         async with session.post(f"{door.url}/v1/pause", headers={"Authorization": f"Bearer {key}"}) as answer:
             assert "pauses when" in (await answer.json())["says"]
     await door.close()
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+async def test_leaving_a_finished_run_ends_the_daemon_though_no_coordinator_answers(
+    tmp_path: Path, tasks: Tasks, at_once: bool
+):
+    """It said that it gives up the round after the last, and waited for ever."""
+    node = Node()
+    attendance = Attendance(node, tasks, tmp_path, None)  # type: ignore[arg-type]
+    node.state = replace(node.state, head=replace(node.state.head, finished=True))
+    said = await attendance.leave(at_once)
+    assert "finished" in said
+    assert "gives up" not in said
+    await tasks.wait()

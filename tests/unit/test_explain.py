@@ -95,15 +95,15 @@ def said(value, about: str) -> list[str]:
 
 def test_a_round_like_the_others(run: Run):
     value = explain(run.chain, run.read, 3)
-    assert (value["verdict"], value["seconds"], value["usual_seconds"]) == ("as usual", 2.5, 2.5)
+    assert (value["verdict"], value["seconds"], value["usual_seconds"]) == ("in the usual range", 2.5, 2.5)
     assert said(value, "counted") == ["3 of 3 clusters"]
     assert said(value, "time") == ["2.5 s from its opening to its commit (median of the 2 before: 2.5 s)"]
     assert not said(value, "not counted")
 
 
-def test_a_slow_and_short_round(run: Run):
+def test_a_slow_and_incomplete_round(run: Run):
     value = explain(run.chain, run.read, 4, me=PEERS[2])
-    assert (value["verdict"], value["seconds"], value["usual_seconds"]) == ("slow and short", 11.5, 2.5)
+    assert (value["verdict"], value["seconds"], value["usual_seconds"]) == ("slow and incomplete", 11.5, 2.5)
     third, second = (f"{PEERS[n][:4]}…{PEERS[n][-4:]}" for n in (2, 1))
     assert f"the last contribution came from {third} at 9.0 s, 7.0 s after the one before it" in said(value, "collect")
     assert f"the last vote came from {second} at 11.5 s, 1.5 s after the one before it" in said(value, "vote")
@@ -120,7 +120,7 @@ def test_a_slow_and_short_round(run: Run):
 
 def test_without_events_the_chain_says_what_it_knows(run: Run):
     value = explain(run.chain, lambda number: [], 4, PEERS[1])
-    assert value["verdict"] == "slow and short"
+    assert value["verdict"] == "slow and incomplete"
     assert said(value, "cluster")[0].endswith("weight 256")
     assert not said(value, "waited")
 
@@ -228,5 +228,7 @@ def test_what_is_not_there_has_its_code_and_an_advice_offline_too(run: Run, tmp_
 def test_the_verb_reads_a_folder(run: Run, tmp_path: Path):
     shown = CliRunner().invoke(app, ["explain", "4", PEERS[2], "--home", str(tmp_path)])
     assert shown.exit_code == 0, shown.output
-    assert "round 4: slow and short: 11.5 s, usually 2.5 s" in shown.stdout
+    assert (
+        "round 4: slow and incomplete: 11.5 s (the median of the rounds before is 2.5 s; slow is above 3.8 s)" in shown.stdout
+    )
     assert REASONS[pb.REASON_DID_NOT_VOTE].do in shown.stdout

@@ -1,21 +1,26 @@
 """How many machines begin a run: said by every page that an owner or a node meets before it does."""
 
+import asyncio
 import os
 import pty
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
 from dilocox.cli.init import preset_names, render_preset
 from dilocox.cli.main import app
+from dilocox.coordinator import daemon as coordinator_daemon
+from dilocox.node import daemon as node_daemon
 from dilocox.protocol import member
 from dilocox.protocol.head import initial_head
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.status import Status, status
-from tests.helpers import COORDINATOR, identity, manifest
+from tests.helpers import COORDINATOR, Table, identity, manifest
 
 
 def written(folder: Path, *options: str) -> tuple[Manifest, str]:
@@ -80,3 +85,35 @@ def test_a_node_that_waits_for_others_says_for_how_many_and_what_to_change():
     assert (found.name, found.why) == ("joining", run.begins)
     assert "rounds.start_clusters" in found.advice
     assert "new link" in found.advice
+
+
+async def test_after_a_while_a_waiting_coordinator_logs_what_to_change(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    table = Table(manifest())
+    table.submit(table.claim(0))
+    monkeypatch.setattr(coordinator_daemon, "REMINDER_SECONDS", 0.0)
+    service = SimpleNamespace(state=table.state)
+    reminding = asyncio.create_task(coordinator_daemon.remind(service))  # type: ignore[arg-type]
+    while not caplog.messages:
+        await asyncio.sleep(0)
+    assert "1 of 3" in caplog.messages[0]
+    assert "rounds.start_clusters" in caplog.messages[0]
+    service.state = Table(manifest()).genesis().state
+    await reminding
+
+
+async def test_after_a_while_a_waiting_node_logs_what_to_change(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    table = Table(manifest())
+    monkeypatch.setattr(node_daemon, "REMINDER_SECONDS", 0.0)
+    state = replace(member.start(table.run, identity(0).peer, table.head), connected=True)
+    node = SimpleNamespace(state=state, round_why=f"{table.run.begins}: 1 of 3")
+    reminding = asyncio.create_task(node_daemon.remind(node))  # type: ignore[arg-type]
+    while not caplog.messages:
+        await asyncio.sleep(0)
+    assert "1 of 3" in caplog.messages[0]
+    assert "rounds.start_clusters" in caplog.messages[0]
+    node.state = replace(state, head=Table(manifest()).genesis().head)
+    await reminding

@@ -254,7 +254,7 @@ async def test_a_browser_shows_it(served, tmp_path: Path):
             "document.getElementById('explanation').textContent"
         )
         await tab.evaluate("document.querySelector('#rounds button').click()")
-        await tab.wait("document.getElementById('explained-title').textContent.startsWith('Round 1: as usual')")
+        await tab.wait("document.getElementById('explained-title').textContent.startsWith('Round 1: in the usual range')")
         log.add(events.WorkersEnded(NASTY))
         await tab.wait("document.getElementById('happened').textContent.includes('stage workers ended (<img')")
         await tab.wait("document.querySelectorAll('#peers tbody tr').length === 3")
