@@ -249,7 +249,7 @@ async def test_a_browser_shows_it(served, tmp_path: Path):
         await tab.wait("document.querySelectorAll('#loss polyline').length === 2")
         assert await tab.wait("document.querySelectorAll('#rounds .good').length") == 8
         assert await tab.evaluate("[...document.querySelectorAll('#rounds .bad')].map(a => a.ariaLabel).join()") == "absent"
-        await tab.wait("document.getElementById('explained-title').textContent.startsWith('Round 3: short')")
+        await tab.wait("document.getElementById('explained-title').textContent.startsWith('Round 3: incomplete')")
         assert "the coordinator did not hear from it" in await tab.evaluate(
             "document.getElementById('explanation').textContent"
         )
