@@ -260,8 +260,11 @@ API_FRESH_CONNECTIONS_PER_SECOND = 100
 CALLS_BURST = 100
 """Calls at once on one connection of an unknown peer. A host's workers make the largest honest burst, about 50."""
 
-CALLS_PER_SECOND = 25
-"""And so many more a second: people and scripts ask less often."""
+CALLS_PER_SECOND = 50
+"""And so many more a second: people and scripts ask less often, and a joiner fetches the blobs of 1,024 stages in 20 s."""
+
+CALLS_WAITING = 100
+"""Calls of one connection, or one known peer, that wait for their turn: as many as it may make at once."""
 
 CALLS_BURST_KNOWN = 2000
 """Calls of one known peer at once: a payload of 1,024 stages is fetched in as many calls."""

@@ -5,7 +5,6 @@ The kernel counts what arrived on each connection, and calls account for it. A c
 """
 
 import asyncio
-import contextlib
 import ctypes
 import logging
 import os
@@ -115,18 +114,19 @@ class ConnectionTable:
     """By known peer, how many calls it may make."""
     _count: int = 0
 
-    def admit(self, endpoint: Endpoint, known_peer: str) -> bool:
-        """Return whether a call may run. `known_peer`: the caller's verified id where the run knows it, else empty."""
+    def admit(self, endpoint: Endpoint, known_peer: str) -> float | None:
+        """Return the seconds that a call waits before it runs; None: it is refused. `known_peer`: the caller's verified id where
+        the run knows it, else empty."""
         now = self.clock()
         connection = self._connection(endpoint, now)
         connection.known = bool(known_peer)
         budget = self._peer_budget(known_peer, now) if known_peer else connection.calls
-        if budget.take(now):
-            connection.refused = max(0, connection.refused - 1)
-            connection.accounted += limits.CALL_HEADER_BYTES
-            return True
-        connection.refused += 1
-        return False
+        if (seconds := budget.borrow(now, limits.CALLS_WAITING)) is None:
+            connection.refused += 1
+            return None
+        connection.refused = max(0, connection.refused - 1)
+        connection.accounted += limits.CALL_HEADER_BYTES
+        return seconds
 
     def account(self, endpoint: Endpoint, size: int) -> None:
         """Account for a request's bytes, which a handler has now."""
@@ -244,19 +244,27 @@ class ServerSockets:
                 return None
 
     def shut(self, endpoints: Iterable[Endpoint]) -> None:
-        """Shut connections down; their owner sees the end of the stream. A descriptor that means another one now is left alone."""
+        """Reset connections, and drop what they received and nobody read: after a shutdown alone gRPC would read it all. A
+        descriptor that means another connection by now is left alone."""
         for endpoint in endpoints:
-            try:
-                descriptor = os.dup(self._descriptors[endpoint])
-            except (KeyError, OSError):
-                continue
-            try:
-                if stat.S_ISSOCK(os.fstat(descriptor).st_mode) and self._endpoint(descriptor) == endpoint:
-                    _disconnect(descriptor)
-            except OSError:  # it ended by itself
-                pass
-            finally:
-                os.close(descriptor)
+            descriptor = self._descriptors.get(endpoint)
+            if descriptor is not None and _remote_port(descriptor) == endpoint.port:
+                _LIBC.connect(descriptor, _UNSPECIFIED, len(_UNSPECIFIED))
+
+
+_LIBC = ctypes.PyDLL(None)
+"""Called without giving the interpreter to another thread: a flood goes on until the last of its connections is reset."""
+_UNSPECIFIED = struct.pack("=H14x", socket.AF_UNSPEC)
+"""An address: a TCP socket that connects to it is disconnected. Source: connect(2)."""
+
+
+def _remote_port(descriptor: int) -> int | None:
+    """Return the remote port of a TCP connection; None for any other descriptor."""
+    name, size = ctypes.create_string_buffer(128), ctypes.c_uint(128)
+    if _LIBC.getpeername(descriptor, name, ctypes.byref(size)) != 0:
+        return None
+    family, port = struct.unpack_from("=H", name.raw)[0], struct.unpack_from("!H", name.raw, 2)[0]
+    return port if family in (socket.AF_INET, socket.AF_INET6) else None
 
 
 def _bytes_of(descriptor: int) -> Received:
@@ -267,14 +275,6 @@ def _bytes_of(descriptor: int) -> Received:
         connection.detach()
     acknowledged, received = _BYTES_ACKED_AND_RECEIVED.unpack_from(info, _BYTES_OFFSET)
     return Received(received, acknowledged)
-
-
-def _disconnect(descriptor: int) -> None:
-    """Reset a TCP connection, and drop what it received and nobody read: after a shutdown alone gRPC would read it all."""
-    unspecified = struct.pack("=H14x", socket.AF_UNSPEC)
-    ctypes.CDLL(None).connect(descriptor, unspecified, len(unspecified))
-    with socket.socket(fileno=os.dup(descriptor)) as connection, contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
 
 
 def trim_memory() -> None:
@@ -317,7 +317,7 @@ class ConnectionLimits:
                 continue
             beyond = self.table.observe(here)
             if beyond:
-                await asyncio.to_thread(sockets.shut, beyond)
+                sockets.shut(beyond)
             self.shut_down += len(beyond)
             self._note_closed(here)
             pause = SOON_SECONDS if self.table.unaccounted > SOON_BYTES else LOOK_SECONDS

@@ -3,6 +3,7 @@
 For a request that does not parse gRPC would answer "unexpected" and log a traceback, so that any stranger could fill our disk.
 """
 
+import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
@@ -53,8 +54,11 @@ class WellFormed(grpc.aio.ServerInterceptor):
         if endpoint is None:
             return lambda size: None
         peer = self._callers.remembered(context) if self._callers is not None else ""
-        if not self._connections.table.admit(endpoint, peer if peer and self._connections.is_known(peer) else ""):
+        seconds = self._connections.table.admit(endpoint, peer if peer and self._connections.is_known(peer) else "")
+        if seconds is None:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls: wait, and call less often")
+        elif seconds:
+            await asyncio.sleep(seconds)
         return partial(self._connections.table.account, endpoint)
 
 

@@ -15,9 +15,13 @@ class TokenBucket:
 
     def take(self, now: float) -> bool:
         """Take one token, and return whether there was one."""
+        return self.borrow(now, 0) is not None
+
+    def borrow(self, now: float, most: float) -> float | None:
+        """Take one token that may come later, and return the seconds until then; None where more than `most` would be owed."""
         self.tokens = min(self._burst, self.tokens + (now - self._filled_at) * self._rate)
         self._filled_at = now
-        if self.tokens < 1:
-            return False
+        if self.tokens - 1 < -most:
+            return None
         self.tokens -= 1
-        return True
+        return max(0.0, -self.tokens / self._rate)

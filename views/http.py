@@ -85,10 +85,14 @@ def within_limits(connections: ConnectionLimits) -> Middleware:
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         peer = request.get_extra_info("peername")
-        if peer is not None and not connections.table.admit(endpoint := endpoint_of_socket(peer), ""):
-            if connections.table.is_excessive(endpoint) and request.transport is not None:
-                request.transport.abort()
-            raise Problem("too-many-requests", "this connection asks too often")
+        if peer is not None:
+            endpoint = endpoint_of_socket(peer)
+            if (seconds := connections.table.admit(endpoint, "")) is None:
+                if connections.table.is_excessive(endpoint) and request.transport is not None:
+                    request.transport.abort()
+                raise Problem("too-many-requests", "this connection asks too often")
+            if seconds:
+                await asyncio.sleep(seconds)
         return await handler(request)
 
     return check

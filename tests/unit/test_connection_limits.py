@@ -58,27 +58,36 @@ def test_endpoint_of_grpc_peer_parses_both_families():
 
 def test_admit_flood_on_one_connection_leaves_another_its_budget(table: ConnectionTable, clock: Clock):
     table.admit(HONEST, "")
-    flood, honest = Counter[bool](), Counter[bool]()
+    flood, honest = Counter[bool](), Counter[float | None]()
     for step in range(10_000):
         clock.now += 0.001
-        flood[table.admit(FLOOD, "")] += 1
+        flood[table.admit(FLOOD, "") is not None] += 1
         if step % 50 == 0:
             honest[table.admit(HONEST, "")] += 1
-    assert honest[False] == 0
-    assert flood[True] <= limits.CALLS_BURST + 10 * limits.CALLS_PER_SECOND + 1
+    assert honest.keys() == {0.0}
+    assert flood[True] <= limits.CALLS_BURST + 10 * limits.CALLS_PER_SECOND + limits.CALLS_WAITING + 1
     assert table.observe(quiet(FLOOD, HONEST)) == [FLOOD]
 
 
 def test_admit_reconnecting_flood_gets_less_and_less(table: ConnectionTable):
-    admitted = sum(table.admit(Endpoint("192.0.2.1", port), "") for port in range(1000, 2000) for _ in range(200))
-    assert admitted == limits.FRESH_CONNECTIONS * limits.CALLS_BURST
+    at_once = sum(table.admit(Endpoint("192.0.2.1", port), "") == 0 for port in range(1000, 2000) for _ in range(300))
+    assert at_once == limits.FRESH_CONNECTIONS * limits.CALLS_BURST
+
+
+def test_admit_beyond_the_burst_waits_its_turn(table: ConnectionTable, clock: Clock):
+    waits = [table.admit(HONEST, "") for _ in range(limits.CALLS_BURST + limits.CALLS_WAITING)]
+    assert waits[: limits.CALLS_BURST] == [0.0] * limits.CALLS_BURST
+    assert waits[-1] == pytest.approx(limits.CALLS_WAITING / limits.CALLS_PER_SECOND)
+    assert table.admit(HONEST, "") is None
+    clock.now += 1.0
+    assert table.admit(HONEST, "") is not None
 
 
 def test_admit_known_peer_has_its_own_budget_on_any_connection(table: ConnectionTable):
     for _ in range(1000):
         table.admit(FLOOD, "")
-    assert all(table.admit(FLOOD, "peer") for _ in range(limits.CALLS_BURST_KNOWN))
-    assert not table.admit(HONEST, "peer")
+    assert {table.admit(FLOOD, "peer") for _ in range(limits.CALLS_BURST_KNOWN)} == {0.0}
+    assert table.admit(HONEST, "peer") != 0.0, "on another connection it has the same budget"
 
 
 def test_observe_bytes_before_the_first_call_shuts_the_connection_down(table: ConnectionTable):
@@ -123,12 +132,12 @@ def test_observe_more_connections_than_an_address_may_have_shuts_the_newest_down
 
 
 def test_observe_forgets_connections_that_closed(table: ConnectionTable, clock: Clock):
-    while table.admit(FLOOD, ""):
+    while table.admit(FLOOD, "") is not None:
         pass
     table.observe(quiet(FLOOD))
     table.observe({})
     clock.now += 60
-    assert table.admit(FLOOD, "")  # another connection with the same port
+    assert table.admit(FLOOD, "") == 0.0  # another connection with the same port
 
 
 # A real server

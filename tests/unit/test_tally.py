@@ -73,11 +73,15 @@ def test_where_all_score_a_third_may_find_harm(harmed: int, counts: bool):
 def test_what_harms_is_said_by_those_who_were_drawn_to_score_it(theirs: bool):
     table = opened(9, voters=2).contribute(range(9))
     assert table.state.gathered.ballot is not None
-    drawn = scoring.committee(table.run, table.state.gathered.ballot, name(0), dict.fromkeys(table.state.gathered.listed(), 64))
-    against = [number for number in range(1, 9) if (name(number) in drawn) == theirs][:2]
-    result = count(table, *(table.receipt(number, HARM if number in against else None) for number in range(9)))
+    listed = dict.fromkeys(table.state.gathered.listed(), 64)
+    committees = {n: scoring.committee(table.run, table.state.gathered.ballot, name(n), listed) for n in range(9)}
+    author = next(number for number, drawn in committees.items() if len(drawn) == 2)
+    others = [number for number in range(9) if number != author]
+    against = [number for number in others if (name(number) in committees[author]) == theirs][:2]
+    harm = {author: pb.REASON_HARMS}
+    result = count(table, *(table.receipt(number, harm if number in against else None) for number in range(9)))
     told = "2 of the 2 who were drawn to score it and did found that it harms"
-    assert why(result) == ({name(0): (pb.REASON_HARMS, told)} if theirs else {})
+    assert why(result) == ({name(author): (pb.REASON_HARMS, told)} if theirs else {})
 
 
 @pytest.mark.parametrize("clusters", [2, 3])
