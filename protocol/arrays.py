@@ -34,6 +34,7 @@ __all__ = [
     "ENTRIES",
     "GROUP",
     "PER_BYTE",
+    "SMALLEST",
     "Array",
     "BlockInt4",
     "Floats",
@@ -62,6 +63,8 @@ ENTRIES = 4
 """What a code of Levels may stand for: either magnitude, with either sign."""
 _SECOND_BITS = np.uint64(0xAAAAAAAAAAAAAAAA)
 """Of 32 codes of Levels, the bits that say which magnitude."""
+SMALLEST = 2.0**MIN_BASE
+"""Least size of a value that is not 0, in every form: machines differ in whether they keep subnormal numbers."""
 LARGEST = 2.0**40
 """Bound on every decoded value's magnitude: far above a useful pseudo-gradient, far below float32's overflow."""
 SKIP = 255
@@ -328,8 +331,9 @@ class Floats(Array):
     @classmethod
     def read(cls, reader: Reader, elements: int, kind: npt.DTypeLike) -> "Floats":
         numbers = np.frombuffer(reader.take(Section.CODES, cls.sizes(elements, kind)[Section.CODES]), dtype=kind)
-        if not bool((np.abs(numbers.astype(np.float32)) <= LARGEST).all()):  # also false for NaN
-            raise RemoteError(pb.REASON_NON_FINITE, "a value is not finite or absurdly large")
+        sizes = np.abs(numbers.astype(np.float32))
+        if not bool(((sizes == 0) | ((sizes >= SMALLEST) & (sizes <= LARGEST))).all()):  # also false for NaN
+            raise RemoteError(pb.REASON_NON_FINITE, "a value is not finite, tiny or absurdly large")
         return cls(numbers)
 
 
@@ -351,8 +355,7 @@ def _pack_magnitudes(magnitudes: npt.NDArray[np.float32]) -> bytes:
 def _read_magnitudes(reader: Reader, elements: int) -> npt.NDArray[np.float32]:
     raw = np.frombuffer(reader.take(Section.HEADS, 4 * groups(elements)), dtype="<u2")
     magnitudes = (raw.astype(np.uint32) << 16).view(np.float32)
-    smallest = 2.0**MIN_BASE
-    if not bool(((magnitudes == 0) | ((magnitudes >= smallest) & (magnitudes <= LARGEST))).all()):
+    if not bool(((magnitudes == 0) | ((magnitudes >= SMALLEST) & (magnitudes <= LARGEST))).all()):
         raise RemoteError(pb.REASON_NON_FINITE, "a magnitude is not finite, negative, tiny or absurdly large")
     return magnitudes.reshape(-1, 2)
 

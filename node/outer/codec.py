@@ -31,6 +31,7 @@ from dilocox.protocol.arrays import (
     MAX_CODE,
     MIN_BASE,
     OFFSETS,
+    SMALLEST,
     Array,
     BlockInt4,
     Floats,
@@ -90,7 +91,8 @@ class StageEncoder:
             case Form.FP16:
                 array = Floats(flat.clamp(-65504, 65504).half().cpu().numpy())
             case Form.FP32:
-                array = Floats(flat.clamp(-LARGEST, LARGEST).cpu().numpy().copy())
+                sent = flat.clamp(-LARGEST, LARGEST)
+                array = Floats(sent.where(sent.abs() >= SMALLEST, 0.0).cpu().numpy().copy())
         return Encoded((layout, (array,)), None)
 
 

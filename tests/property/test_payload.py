@@ -13,6 +13,7 @@ from dilocox.protocol import arrays
 from dilocox.protocol import payload as wire
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.manifest import Compression
+from dilocox.protocol.pb import messages_pb2 as pb
 
 SHAPES = st.lists(
     st.one_of(st.tuples(st.integers(1, 40)), st.tuples(st.integers(1, 90), st.integers(1, 90))), min_size=1, max_size=4
@@ -115,6 +116,17 @@ def test_mutated_payloads_parse_or_raise_and_stay_finite(compression, seed, data
     for _, parts in tensors:
         with np.errstate(over="raise"):
             assert all(np.isfinite(array.values().astype(np.float32)).all() for array in parts)
+        for sizes in (np.abs(array.values()) for array in parts):
+            assert ((sizes == 0) | (sizes >= np.finfo(np.float32).tiny)).all(), "subnormal numbers differ between machines"
+
+
+@pytest.mark.parametrize("value", [1e-45, 1e-40, -1e-39, 2.0**-73])
+def test_parse_of_a_subnormal_or_tiny_float_is_rejected(value: float):
+    layout = wire.stage_layout([(3,)], Compression(codec="fp32"), 0)
+    tensor = layout.tensors[0], (arrays.Floats(np.array([1.0, value, 0.0], np.float32)),)
+    with pytest.raises(RemoteError) as refused:
+        wire.parse(wire.pack([tensor], False), layout)
+    assert refused.value.reason == pb.REASON_NON_FINITE
 
 
 def test_the_layout_is_low_rank_only_where_that_is_smaller():
