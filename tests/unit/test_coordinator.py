@@ -627,6 +627,25 @@ def record(number: int, sequence: int, address: str = "192.0.2.1:1") -> Statemen
     return seal(identity(number), pb.KIND_PEER_RECORD, RUN.run_id, pb.PeerRecord(address=address, sequence=sequence))
 
 
+async def test_submitted_record_is_learned_only_where_it_is_accepted(desk: Desk):
+    learned: list[Statement[pb.PeerRecord]] = []
+    desk.service.learn = learned.append
+    await desk.begin()
+
+    async def outcome(statement: Statement[pb.PeerRecord]) -> Outcome:
+        return (await desk.service.submitted(statement.envelope, statement.peer, "somewhere")).outcome
+
+    first, moved = record(0, 5), record(0, 6, "192.0.2.1:2")
+    assert await outcome(first) is Outcome.ACCEPT
+    assert learned == [first]
+    assert await outcome(first) is Outcome.IGNORE, "already received"
+    assert await outcome(record(0, 4)) is Outcome.IGNORE, "older than the newest"
+    assert await outcome(record(7, 1)) is Outcome.IGNORE, "of an unknown peer"
+    assert learned == [first]
+    assert await outcome(moved) is Outcome.ACCEPT
+    assert learned == [first, moved]
+
+
 async def test_the_coordinator_passes_on_how_its_members_are_dialled(desk: Desk, monkeypatch: pytest.MonkeyPatch):
     known: list[tuple[str, ...]] = []
     desk.service.know = lambda peers: known.append(tuple(peers))
