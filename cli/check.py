@@ -38,6 +38,7 @@ from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.findings import Finding, Level, beginning, of_run
 from dilocox.protocol.ids import printable
 from dilocox.protocol.manifest import Manifest, RunFileError
+from dilocox.protocol.model import Model
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.corpora import corpus_in, parse_folders
 from dilocox.transport.data_directory import load_identity
@@ -162,6 +163,17 @@ def _versions() -> Finding:
     return Finding(Level.FINE, "versions", f"{', '.join(parts)}, Python {sys.version.split()[0]}")
 
 
+def _initial_state(model: Model) -> Finding:
+    """Compare the initial state that the run file names with what its model and seed make."""
+    from dilocox.node.training.seed_state import seed_state  # torch loads only here
+
+    made = seed_state(model).hex()
+    if made == model.seed_state:
+        return Finding(Level.FINE, "model.seed_state", "is what this model and seed make")
+    says = f"is {model.seed_state}, and this model and seed make {made}: [model] was changed after `dilocox init`"
+    return Finding(Level.WRONG, "model.seed_state", says, f'set seed_state = "{made}"')
+
+
 def _of_file(path: Path, here: Here, weights: Path | None) -> Iterator[Finding]:
     """Of a run file, on the machine that would serve it."""
     text = read_run_text(path)
@@ -173,6 +185,8 @@ def _of_file(path: Path, here: Here, weights: Path | None) -> Iterator[Finding]:
     yield Finding(Level.FINE, str(path), f"run {manifest.run.name}, id {manifest.run_id.hex()}")
     yield beginning(manifest)
     yield from of_run(manifest)
+    if manifest.model.seed_state is not None:
+        yield _initial_state(manifest.model)
     yield from _served(manifest, path, here, weights) if here.role is Role.NODE else of_part(manifest, here)
     yield from of_machine(manifest, here)
     if here.private is not None:

@@ -253,7 +253,7 @@ def _with_seed_state(text: str, manifest: Manifest) -> tuple[str, Manifest]:
 
     with working("computing the initial state", manifest.model.stages) as bar:
         root = seed_state(manifest.model, lambda stage: bar.at(stage + 1))
-    line = f'seed_state = "{root.hex()}" # what this model begins with: make the run file again after a change of [model]\n'
+    line = f'seed_state = "{root.hex()}" # of this model: after a change of [model] `dilocox check` says the new one\n'
     text = re.sub(r"^stages = .*\n", lambda found: found[0] + line, text, count=1, flags=re.MULTILINE)
     return text, Manifest.from_toml(text)
 

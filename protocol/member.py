@@ -116,7 +116,7 @@ HEALED_BY_TIME = frozenset({pb.REASON_RATE, pb.REASON_FUTURE_ROUND, pb.REASON_UN
 """Reasons of rejections after which the same statement may be accepted: it is offered again."""
 WRONG_SEED = (
     "the run file names the initial state {named}, and its model and seed make {made}: its owner changed [model] after `dilocox"
-    " init`. The owner has to make the run file again; it is another run, with another link."
+    " init`. The owner finds the right value by `dilocox check RUN.toml`; that makes another run, with another link."
 )
 STATES_KEPT = 64
 """Own state roots remembered: more than rounds can be in dispute."""

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import socket
 import sys
 from collections.abc import Iterable
@@ -114,6 +115,21 @@ def checked(run: Path | str, home: Path, *options: str) -> tuple[int, list[dict[
     """(exit code, findings)."""
     told = CliRunner().invoke(app, ["check", str(run), "--json", *options], env={"DILOCOX_HOME": str(home)})
     return told.exit_code, json.loads(told.stdout)["findings"]
+
+
+def test_check_of_a_model_changed_after_init_says_its_new_initial_state(right: Path, tmp_path: Path):
+    text = right.read_text()
+    assert "hidden_size = 128" in text
+    changed = tmp_path / "run.toml"
+    changed.write_text(text.replace("hidden_size = 128", "hidden_size = 64"))
+    shutil.copy(right.with_suffix(".key"), changed.with_suffix(".key"))
+    _, found = checked(changed, right.parent / "home")
+    [wrong] = [each for each in found if each["about"] == "model.seed_state"]
+    assert wrong["level"] == Level.WRONG.value
+    [value] = re.findall(r'seed_state = "([0-9a-f]{64})"', wrong["do"])
+    changed.write_text(re.sub(r'seed_state = "[0-9a-f]{64}"', f'seed_state = "{value}"', changed.read_text()))
+    _, found = checked(changed, right.parent / "home")
+    assert [each["level"] for each in found if each["about"] == "model.seed_state"] == [Level.FINE.value]
 
 
 def spoiled(text: str, section: str, key: str, value: str) -> tuple[str, int]:
