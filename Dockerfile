@@ -1,7 +1,7 @@
 # A node or a coordinator. CPU by default; `--build-arg DEVICE=cuda` for NVIDIA GPUs.
 #   docker build -t dilocox .
-#   docker run -v dilocox:/data -p 7400:7400 -p 7401:7401 -p 127.0.0.1:7402:7402 dilocox \
-#       node --join LINK --host YOUR.PUBLIC.ADDRESS --port 7400 --dht-port 7401 --api 0.0.0.0:7402
+#   docker run -v dilocox:/data -p 7410:7410 -p 7411:7411 -p 127.0.0.1:7412:7412 dilocox \
+#       node --join LINK --host YOUR.PUBLIC.ADDRESS --api 0.0.0.0:7412
 ARG BASE=python:3.11-slim-bookworm
 FROM ${BASE}
 
@@ -39,7 +39,8 @@ USER dilocox
 WORKDIR /data
 VOLUME /data
 # gRPC, DHT and HTTP; publish the first two to be reachable, the last on 127.0.0.1 alone.
-EXPOSE 7400 7401 7402
+# 7400 to 7402 of a coordinator, 7410 to 7412 of a node.
+EXPOSE 7400 7401 7402 7410 7411 7412
 HEALTHCHECK --interval=15s --timeout=10s --start-period=120s \
     CMD ["python3", "-P", "-m", "dilocox.transport.health"]
 ENTRYPOINT ["dilocox"]
