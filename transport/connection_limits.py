@@ -133,6 +133,11 @@ class ConnectionTable:
         if (connection := self._connections.get(endpoint)) is not None:
             connection.accounted += size + size // 8  # frames and TLS records add less than an eighth
 
+    def trust(self, endpoint: Endpoint) -> None:
+        """Take a connection for a known peer's, whose first call here was just verified."""
+        if (connection := self._connections.get(endpoint)) is not None:
+            connection.known = True
+
     def is_excessive(self, endpoint: Endpoint) -> bool:
         """Return whether a connection goes on calling although its calls are refused."""
         connection = self._connections.get(endpoint)

@@ -14,6 +14,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
+from dilocox.protocol.errors import RemoteError
 from dilocox.transport.callers import Callers
 from dilocox.transport.connection_limits import ConnectionLimits, endpoint_of
 from dilocox.transport.traffic import Traffic
@@ -59,7 +60,17 @@ class WellFormed(grpc.aio.ServerInterceptor):
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls: wait, and call less often")
         elif seconds:
             await asyncio.sleep(seconds)
+        if not peer and self._is_known(context):  # within the budget a signature may be verified
+            self._connections.table.trust(endpoint)
         return partial(self._connections.table.account, endpoint)
+
+    def _is_known(self, context: Context) -> bool:
+        """Verify the caller's credential, and return whether the run knows it."""
+        try:
+            peer = self._callers.peer(context) if self._callers is not None else ""
+        except RemoteError:  # the handler ends the call
+            return False
+        return bool(peer) and self._connections.is_known(peer)
 
 
 class _Filter:
