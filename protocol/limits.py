@@ -281,16 +281,16 @@ CALLS_AT_ONCE = 100
 CALL_HEADER_BYTES = 16 * KIB
 """Headers of one call: gRPC refuses larger ones."""
 
-FIRST_CALL_BYTES = 64 * KIB
-"""Bytes that a connection may send before its first call: a handshake and the headers of a call."""
+FIRST_CALL_BYTES = MESSAGE_BYTES + 256 * KIB
+"""Bytes that a connection may send before its first call: the largest message, which gRPC reads whole before any handler."""
 
-UNACCOUNTED_BYTES = SUBMISSION_BYTES + 256 * KIB
+UNACCOUNTED_BYTES = FIRST_CALL_BYTES
 """Bytes that an unknown peer's connection may send before a call accounts for them: its largest message, still under way."""
 
 UNACCOUNTED_BYTES_KNOWN = 64 * MIB
 """And a known peer's: payloads that it pushes at once."""
 
-UNACCOUNTED_BYTES_OF_UNKNOWN = 4 * MIB
+UNACCOUNTED_BYTES_OF_UNKNOWN = 16 * MIB
 """And all unknown peers' connections together; beyond it the heaviest are shut down."""
 
 UNACCOUNTED_BYTES_PER_SECOND = KIB

@@ -316,7 +316,7 @@ class ConnectionLimits:
             began = time.monotonic()
             try:
                 here = sockets.look()
-            except OSError as error:  # no /proc, or no descriptor free to read it
+            except (OSError, struct.error) as error:  # no /proc, no descriptor free, or a kernel that counts no bytes
                 log.debug("the sockets of this process cannot be listed: %s", error)
                 await asyncio.sleep(AGAIN_SECONDS)
                 continue
