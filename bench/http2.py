@@ -3,12 +3,15 @@
 import socket
 import ssl
 import struct
+from collections import defaultdict
 
-__all__ = ["PREFACE", "call", "connect", "continuation", "open_headers"]
+__all__ = ["PREFACE", "Windows", "call", "connect", "continuation", "headers", "open_headers", "part_of_message"]
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
 """How a client begins: the magic, and a SETTINGS frame without settings."""
-DATA, HEADERS, CONTINUATION = 0, 1, 9
+DATA, HEADERS, SETTINGS, WINDOW_UPDATE, CONTINUATION = 0, 1, 4, 8, 9
+INITIAL_WINDOW_SIZE = 4
+FIRST_WINDOW = 65_535
 END_STREAM, END_HEADERS = 1, 4
 CONTINUATION_BYTES = 16_000
 """In one frame: a little less than the largest that every server takes."""
@@ -28,6 +31,50 @@ def call(path: str, stream: int, message: bytes = b"") -> bytes:
     return frame(HEADERS, END_HEADERS, stream, _fields(path)) + frame(
         DATA, END_STREAM, stream, b"\0" + struct.pack(">I", len(message)) + message
     )
+
+
+def headers(path: str, stream: int) -> bytes:
+    """Encode the whole headers of a call whose message follows."""
+    return frame(HEADERS, END_HEADERS, stream, _fields(path))
+
+
+def part_of_message(stream: int, size: int, first: bool, message_bytes: int) -> bytes:
+    """Encode so many bytes of a call's message. `first`: the first five tell the whole message's size."""
+    payload = b"\0" + struct.pack(">I", message_bytes) + bytes(size - 5) if first else bytes(size)
+    return frame(DATA, 0, stream, payload)
+
+
+class Windows:
+    """Bytes that a server still takes, on a connection and on each of its streams."""
+
+    def __init__(self) -> None:
+        self.connection, self._initial, self._granted = FIRST_WINDOW, FIRST_WINDOW, defaultdict[int, int](int)
+        self._unread = bytearray()
+
+    def of(self, stream: int) -> int:
+        return min(self.connection, self._initial + self._granted[stream])
+
+    def spend(self, stream: int, size: int) -> None:
+        self.connection -= size
+        self._granted[stream] -= size
+
+    def read(self, data: bytes) -> None:
+        """Take what the server sent."""
+        self._unread += data
+        while len(self._unread) >= 9 and len(self._unread) >= 9 + (size := int.from_bytes(self._unread[:3])):
+            kind, stream = self._unread[3], int.from_bytes(self._unread[5:9])
+            self._take(kind, stream, bytes(self._unread[9 : 9 + size]))
+            del self._unread[: 9 + size]
+
+    def _take(self, kind: int, stream: int, payload: bytes) -> None:
+        if kind == WINDOW_UPDATE and stream == 0:
+            self.connection += int.from_bytes(payload)
+        elif kind == WINDOW_UPDATE:
+            self._granted[stream] += int.from_bytes(payload)
+        elif kind == SETTINGS:
+            for name, value in struct.iter_unpack(">HI", payload):
+                if name == INITIAL_WINDOW_SIZE:
+                    self._initial = value
 
 
 def open_headers(path: str, stream: int) -> bytes:

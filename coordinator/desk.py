@@ -17,7 +17,8 @@ from dilocox.protocol.messages import Statement, open_envelope
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
-from dilocox.transport.callers import Callers, Context, address_of
+from dilocox.transport.addresses import address_of
+from dilocox.transport.callers import Callers, Context
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.presence import is_overtaken, life_of
 
@@ -93,7 +94,7 @@ class ElectionService(rpc.ElectionServicer):
 
     async def Await(self, request: services.LeadRequest, context: Context) -> services.LeadReply:
         try:
-            with self._streams.joined(self._callers.peer(context), address_of(context)):
+            with self._streams.joined(self._callers.peer(context), address_of(context.peer())):
                 return services.LeadReply(record=(await self._leading(request)).envelope)
         except RemoteError as error:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, error.detail)

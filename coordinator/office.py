@@ -18,6 +18,7 @@ from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.data_directory import DataDirectory
 from dilocox.transport.files import write_atomically
+from dilocox.transport.memory import freeze_startup
 from dilocox.transport.network import Network
 from dilocox.transport.rpc import ChannelPool
 from dilocox.transport.tasks import Tasks
@@ -75,6 +76,7 @@ async def take_office(home: DataDirectory, chain: ChainFile, network: Network, d
     election = ElectionService(desk, chain, network.callers)
     rpc.add_ElectionServicer_to_server(election, network.server)
     await network.server.start()
+    freeze_startup()
     return Office(home, network, desk, election, None)
 
 
@@ -105,6 +107,7 @@ async def win_office(
     election = ElectionService(desk, chain, network.callers)
     rpc.add_ElectionServicer_to_server(election, network.server)
     await network.server.start()
+    freeze_startup()
 
     def says(sentence: str) -> None:
         desk.says = sentence

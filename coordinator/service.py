@@ -30,7 +30,8 @@ from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.protocol.round import Absent, Attested, Differ, Present, Received, Refused, RoundState
 from dilocox.protocol.rules import ACCEPT, JUDGES, Judgement, Outcome, ignore, reject
-from dilocox.transport.callers import Callers, Context, address_of
+from dilocox.transport.addresses import address_of
+from dilocox.transport.callers import Callers, Context
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.event_log import EventLog
 from dilocox.transport.presence import life_of, same_place
@@ -254,7 +255,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
             raise
 
     async def Submit(self, request: pb.Envelope, context: Context) -> pb.Envelope:
-        judgement = await self.submitted(request, await self._caller(context), address_of(context))
+        judgement = await self.submitted(request, await self._caller(context), address_of(context.peer()))
         if request.kind == pb.KIND_CONTRIBUTION:
             await self.driver.flush()  # what we sign for must outlive a crash
         return self.answer(request, judgement).envelope
@@ -409,7 +410,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
     async def Watch(self, request: services.WatchRequest, context: Context) -> None:  # type: ignore[override]  # it writes
         caller = await self._caller(context)
         try:
-            async with aclosing(self.follow(request, caller, address_of(context))) as events:
+            async with aclosing(self.follow(request, caller, address_of(context.peer()))) as events:
                 async for event in events:
                     await send(context, event)
         except RemoteError as error:

@@ -23,6 +23,7 @@ from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.data_directory import DataDirectory
 from dilocox.transport.files import read_checked, write_atomically
 from dilocox.transport.heads import Heads
+from dilocox.transport.memory import freeze_startup
 from dilocox.transport.network import Listen, Network, open_network
 from dilocox.transport.notify import Notice
 from dilocox.transport.rates import Rates
@@ -112,13 +113,14 @@ async def _join_network(
         home, link.run_id, settings.listen, settings.name, tasks, closing, link.dht_addresses, heads=heads, traffic=traffic
     )
     blobs = PeerService(store, network.callers, traffic, heads)
-    attestor, lead = AttestorService(), LeadService(network.callers)
+    attestor, lead = AttestorService(), LeadService(network.callers, network.directory.own_hosts)
     known = read_checked(folder / MANIFEST, lambda raw: _manifest_of(link.run_id, raw))
     blobs.may_read = known.may_read if known is not None else lambda peer: False
     rpc.add_PeerServicer_to_server(blobs, network.server)
     rpc.add_AttestorServicer_to_server(attestor, network.server)
     add_LeadServicer_to_server(lead, network.server)
     await network.server.start()
+    freeze_startup()
     tasks.start(network.watch_reach(channels), "reach")
     return Place(folder, network, channels, store, blobs, attestor, lead, heads, door)
 

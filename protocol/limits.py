@@ -240,13 +240,14 @@ CONNECTIONS_OF_UNKNOWN = CONNECTIONS - CLUSTERS
 """Most connections of unknown peers to one daemon: the rest is for those that take part."""
 
 CONNECTIONS_PER_ADDRESS = 64
-"""Most connections of unknown peers at one address: a machine that starts a testnet of 60 nodes."""
+"""Most connections of unknown peers in one network (an IPv4 address or an IPv6 /64), and most of one known peer: a machine that
+starts a testnet of 60 nodes."""
 
 API_CONNECTIONS_PER_ADDRESS = 128
 """Most connections to the HTTP API from one address: 64 readers of events, and as many pages and scripts."""
 
 FRESH_CONNECTIONS = 64
-"""Connections of one address that begin at once with a full budget of calls; later ones begin with none."""
+"""Connections of one network that begin at once with a full budget of calls; later ones begin with none."""
 
 FRESH_CONNECTIONS_PER_SECOND = 5
 """And so many more a second."""
@@ -279,19 +280,25 @@ CALLS_AT_ONCE = 100
 """Streams of one connection: the least that HTTP/2 recommends. Honest daemons need about 50; gRPC refuses more without Python."""
 
 CALL_HEADER_BYTES = 16 * KIB
-"""Headers of one call: gRPC refuses larger ones."""
+"""Headers of one call, and about the memory that one under way takes."""
 
-FIRST_CALL_BYTES = MESSAGE_BYTES + 256 * KIB
-"""Bytes that a connection may send before its first call: the largest message, which gRPC reads whole before any handler."""
+UNACCOUNTED_BYTES = 256 * KIB
+"""Bytes that an unknown peer's connection may send before a call accounts for them: a handshake, and the headers of many calls."""
 
-UNACCOUNTED_BYTES = FIRST_CALL_BYTES
-"""Bytes that an unknown peer's connection may send before a call accounts for them: its largest message, still under way."""
+UNACCOUNTED_BYTES_OF_CALLS = MESSAGE_BYTES + UNACCOUNTED_BYTES
+"""And while a call is under way: its message, of any size."""
 
 UNACCOUNTED_BYTES_KNOWN = 64 * MIB
-"""And a known peer's: payloads that it pushes at once."""
+"""And a known peer's: it pushes one blob at a time to a relay, and this is the window of a stream at 10 Gbit/s over 50 ms."""
+
+UNACCOUNTED_BYTES_OF_NETWORK = MESSAGE_BYTES + MIB
+"""And all connections of unknown peers in one network; beyond it the heaviest are shut down."""
+
+UNACCOUNTED_BYTES_AHEAD = MIB
+"""Most that calls and acknowledgements may account for ahead of what arrives."""
 
 UNACCOUNTED_BYTES_OF_UNKNOWN = 16 * MIB
-"""And all unknown peers' connections together; beyond it the heaviest are shut down."""
+"""And all connections of unknown peers; beyond it the heaviest of the heaviest networks are shut down."""
 
 UNACCOUNTED_BYTES_PER_SECOND = KIB
 """What a connection sends without a call: pings, and acknowledgements of what it receives."""

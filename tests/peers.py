@@ -86,7 +86,7 @@ async def meeting(folder: Path, run: Manifest, *chains: list[Statement[pb.Commit
             certificate = tls.load_or_create(home)
             server, port = await create_server("127.0.0.1:0", certificate)
             callers = Callers(run.run_id, certificate.certificate_der)
-            service, lead = PeerService(store, callers, heads=heads), LeadService(callers)
+            service, lead = PeerService(store, callers, heads=heads), LeadService(callers, set())
             service.commit = file.raw
             rpc.add_PeerServicer_to_server(service, server)
             add_LeadServicer_to_server(lead, server)

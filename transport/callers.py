@@ -5,6 +5,7 @@ and that the caller has pinned, and is good at no other: so it needs no challeng
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -17,7 +18,7 @@ from dilocox.protocol.messages import open_envelope, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.heads import Heads
 
-__all__ = ["Callers", "Credentials", "address_of"]
+__all__ = ["Callers", "Credentials"]
 
 HEADER = "dilocox-call-bin"
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -38,10 +39,13 @@ class Credentials(grpc.AuthMetadataPlugin):
 class Callers:
     """Reads the credentials of the calls to one server."""
 
-    def __init__(self, run_id: bytes, certificate_der: bytes) -> None:
-        self._run_id, self._certificate = run_id, sha256(certificate_der)
-        self.known: OrderedDict[bytes, str] = OrderedDict()
-        """By credential, those that hold."""
+    def __init__(self, run_id: bytes, certificate_der: bytes, is_known: Callable[[str], bool] = lambda peer: False) -> None:
+        """`is_known`: whether a verified caller takes part in the run."""
+        self._run_id, self._certificate, self._is_known = run_id, sha256(certificate_der), is_known
+        self._verified_known: OrderedDict[bytes, str] = OrderedDict()
+        """Peer ids by credentials that hold, of known peers: however many unknown peers call, these are remembered."""
+        self._verified_unknown: OrderedDict[bytes, str] = OrderedDict()
+        """And of unknown peers."""
 
     def peer(self, context: Context) -> str:
         """The caller's peer id; empty where it says none. Raises RemoteError where the credential does not hold."""
@@ -54,23 +58,22 @@ class Callers:
         """Return the caller's peer id where its credential was verified before, else an empty one. Verifies nothing."""
         for key, value in context.invocation_metadata() or ():
             if key == HEADER:
-                return self.known.get(value if isinstance(value, bytes) else value.encode(), "")
+                raw = value if isinstance(value, bytes) else value.encode()
+                return self._verified_known.get(raw) or self._verified_unknown.get(raw, "")
         return ""
 
     def _verified(self, raw: bytes) -> str:
-        if raw not in self.known:
+        peer = self._verified_known.get(raw) or self._verified_unknown.pop(raw, "")
+        if not peer:
             if len(raw) > limits.CREDENTIAL_BYTES:
                 raise RemoteError(pb.REASON_OVERSIZE, f"a credential of {len(raw)} bytes; at most {limits.CREDENTIAL_BYTES}")
             call = open_envelope(raw, self._run_id, (pb.KIND_CALL,))
             if call.body.certificate != self._certificate:
                 raise RemoteError(pb.REASON_BAD_SIGNATURE, "the credential is for another server")
-            self.known[raw] = call.peer
-            if len(self.known) > limits.CREDENTIALS:
-                self.known.popitem(last=False)
-        self.known.move_to_end(raw)
-        return self.known[raw]
-
-
-def address_of(context: Context) -> str:
-    """Where a call comes from, without the port: what a stranger is counted by."""
-    return str(context.peer()).rpartition(":")[0]
+            peer = call.peer
+        verified = self._verified_known if self._is_known(peer) else self._verified_unknown
+        verified[raw] = peer
+        verified.move_to_end(raw)
+        if len(verified) > limits.CREDENTIALS:
+            verified.popitem(last=False)
+        return peer

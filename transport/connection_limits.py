@@ -6,95 +6,67 @@ The kernel counts what arrived on each connection, and calls account for it. A c
 
 import asyncio
 import ctypes
-import logging
-import os
-import socket
-import stat
-import struct
+import gc
+import heapq
 import time
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
 
 from dilocox.protocol import limits
+from dilocox.transport.addresses import Endpoint, network_of
+from dilocox.transport.server_sockets import NOTHING, Received, ServerSockets
 from dilocox.transport.token_bucket import TokenBucket
 
-__all__ = ["ConnectionLimits", "ConnectionTable", "Endpoint", "Received", "ServerSockets", "endpoint_of", "endpoint_of_socket"]
+__all__ = ["ConnectionLimits", "ConnectionTable"]
 
-log = logging.getLogger(__name__)
-
-LOOK_SECONDS = 0.05
+LOOK_SECONDS = 0.025
 """Between two looks at the sockets."""
 SOON_SECONDS = 0.005
 """Between two looks while bytes arrive that no call accounts for: at 1 Gbit/s another 0.6 MiB."""
-LOOK_SHARE = 0.1
+LOOK_SHARE, SOON_SHARE = 0.05, 0.25
 """Most of a core that looking may take; with thousands of connections the pauses grow."""
+QUIET_BYTES = 2 * limits.CALL_HEADER_BYTES
+"""A connection that holds no more takes no part in what its network does too much of."""
 SOON_BYTES = 256 << 10
 """More than this unaccounted for, and the next look is soon."""
-AGAIN_SECONDS = 1.0
-"""Before sockets that could not be listed are listed again."""
 TRIM_BYTES = 4 << 20
 TRIM_CONNECTIONS = 16
 """Freed memory returns to the system once so much was received on connections that closed, or once so many closed."""
 TRIM_SECONDS = 2.0
 """From the first close to the trim: those that close meanwhile are part of it."""
-TCP_INFO_BYTES = 136
-_BYTES_ACKED_AND_RECEIVED = struct.Struct("=QQ")
-_BYTES_OFFSET = 120
-"""Of tcpi_bytes_acked in struct tcp_info. Source: linux/tcp.h, since Linux 4.1."""
-
-
-class Endpoint(NamedTuple):
-    """The remote end of a connection."""
-
-    address: str
-    port: int
-
-
-class Received(NamedTuple):
-    """Bytes of a connection so far, as the kernel counts them."""
-
-    received: int
-    acknowledged: int
-    """Sent by us, and acknowledged by the remote end."""
-
-
-def endpoint_of(peer: str) -> Endpoint | None:
-    """Parse what gRPC calls a peer, such as `ipv4:192.0.2.1:40000`; None where it is no TCP address."""
-    family, _, rest = peer.partition(":")
-    address, _, port = rest.rpartition(":")
-    if family not in ("ipv4", "ipv6") or not port.isdecimal():
-        return None
-    return Endpoint(_plain(address.replace("%5B", "").replace("%5D", "").strip("[]")), int(port))
-
-
-def endpoint_of_socket(peer: Sequence[Any]) -> Endpoint:
-    """Convert what the socket module calls a peer's name."""
-    return Endpoint(_plain(str(peer[0])), int(peer[1]))
-
-
-def _plain(address: str) -> str:
-    """Write an IPv4 address the same way, whichever family its socket has."""
-    return address.removeprefix("::ffff:") if "." in address else address
 
 
 @dataclass
 class _Connection:
+    network: str
+    """Of its remote address."""
     number: int
     """Counts connections: a larger number is a newer one."""
     opened_at: float
+    looked_at: float
     calls: TokenBucket
+    called: bool = False
+    """Whether a call of it ran."""
+    running: int = 0
+    """Calls under way."""
     refused: int = 0
     """Calls refused, less those that were not."""
+    peer: str = ""
+    """Id of the known peer that made the newest call; empty: an unknown one did."""
     accounted: int = 0
-    """Bytes that calls account for."""
-    known: bool = False
-    """Whether the newest call came from a known peer."""
+    """Bytes since the last look that calls account for."""
     unaccounted: int = 0
-    received: int = 0
+    """Bytes that nothing accounts for; negative: so many more may come."""
+    counted: Received = NOTHING
+    """By the last look."""
     seen: bool = False
     """Whether the kernel listed it at least once."""
+
+    @property
+    def weight(self) -> int:
+        """Bytes that nothing accounts for, and those that calls under way take."""
+        return max(0, self.unaccounted) + self.running * limits.CALL_HEADER_BYTES
 
 
 @dataclass
@@ -103,13 +75,13 @@ class ConnectionTable:
 
     clock: Callable[[], float] = time.monotonic
     per_address: int = limits.CONNECTIONS_PER_ADDRESS
-    """Most connections of unknown peers at one address."""
+    """Most connections of unknown peers in one network, and most connections of one known peer."""
     fresh: int = limits.FRESH_CONNECTIONS
-    """Connections of an address that begin at once with a full budget of calls."""
+    """Connections of a network that begin at once with a full budget of calls."""
     fresh_per_second: float = limits.FRESH_CONNECTIONS_PER_SECOND
     _connections: dict[Endpoint, _Connection] = field(default_factory=dict)
-    _addresses: OrderedDict[str, TokenBucket] = field(default_factory=OrderedDict)
-    """By address, how many connections may still begin with a full budget of calls."""
+    _networks: OrderedDict[str, TokenBucket] = field(default_factory=OrderedDict)
+    """By network, how many connections may still begin with a full budget of calls."""
     _peers: OrderedDict[str, TokenBucket] = field(default_factory=OrderedDict)
     """By known peer, how many calls it may make."""
     _count: int = 0
@@ -119,24 +91,30 @@ class ConnectionTable:
         the run knows it, else empty."""
         now = self.clock()
         connection = self._connection(endpoint, now)
-        connection.known = bool(known_peer)
+        connection.peer = known_peer
         budget = self._peer_budget(known_peer, now) if known_peer else connection.calls
         if (seconds := budget.borrow(now, limits.CALLS_WAITING)) is None:
             connection.refused += 1
             return None
         connection.refused = max(0, connection.refused - 1)
         connection.accounted += limits.CALL_HEADER_BYTES
+        connection.called = True
         return seconds
+
+    def run(self, endpoint: Endpoint, calls: int) -> None:
+        """Note that so many more calls of a connection are under way; -1: that one ended."""
+        if (connection := self._connections.get(endpoint)) is not None:
+            connection.running = max(0, connection.running + calls)
 
     def account(self, endpoint: Endpoint, size: int) -> None:
         """Account for a request's bytes, which a handler has now."""
         if (connection := self._connections.get(endpoint)) is not None:
             connection.accounted += size + size // 8  # frames and TLS records add less than an eighth
 
-    def trust(self, endpoint: Endpoint) -> None:
+    def trust(self, endpoint: Endpoint, known_peer: str) -> None:
         """Take a connection for a known peer's, whose first call here was just verified."""
         if (connection := self._connections.get(endpoint)) is not None:
-            connection.known = True
+            connection.peer = known_peer
 
     def is_excessive(self, endpoint: Endpoint) -> bool:
         """Return whether a connection goes on calling although its calls are refused."""
@@ -146,45 +124,98 @@ class ConnectionTable:
     def observe(self, sockets: Mapping[Endpoint, Received]) -> list[Endpoint]:
         """Update from what the kernel counted, and return the connections to shut down."""
         now = self.clock()
-        for endpoint, bytes_ in sockets.items():
+        for endpoint, counted in sockets.items():
             connection = self._connection(endpoint, now)
-            connection.seen, connection.received = True, bytes_.received
-            granted = int((now - connection.opened_at) * limits.UNACCOUNTED_BYTES_PER_SECOND) + bytes_.acknowledged // 8
-            connection.unaccounted = max(0, bytes_.received - connection.accounted - granted)
+            granted = int((now - connection.looked_at) * limits.UNACCOUNTED_BYTES_PER_SECOND)
+            granted += (counted.acknowledged - connection.counted.acknowledged) // 8 + connection.accounted
+            level = connection.unaccounted + counted.received - connection.counted.received - granted
+            connection.unaccounted = max(level, -limits.UNACCOUNTED_BYTES_AHEAD)
+            connection.seen, connection.looked_at, connection.counted, connection.accounted = True, now, counted, 0
         for endpoint in [e for e, c in self._connections.items() if e not in sockets and (c.seen or now - c.opened_at > 1.0)]:
             del self._connections[endpoint]
         return self._beyond()
 
     @property
-    def unaccounted(self) -> int:
-        """Bytes on connections of unknown peers that no call accounts for."""
-        return sum(connection.unaccounted for connection in self._connections.values() if not connection.known)
+    def held(self) -> int:
+        """Bytes that connections of unknown peers hold."""
+        return sum(connection.weight for connection in self._connections.values() if not connection.peer)
 
     def _beyond(self) -> list[Endpoint]:
-        found = {e for e, c in self._connections.items() if c.refused > limits.CALLS_REFUSED}
-        found |= {e for e, c in self._connections.items() if c.unaccounted > _most_unaccounted(c)}
-        unknown = sorted(((c.number, e) for e, c in self._connections.items() if not c.known and e not in found))
-        by_address: Counter[str] = Counter()
-        for place, (_, endpoint) in enumerate(unknown):
-            by_address[endpoint.address] += 1
-            if by_address[endpoint.address] > self.per_address or place >= limits.CONNECTIONS_OF_UNKNOWN:
-                found.add(endpoint)
-        heaviest = sorted((e for _, e in unknown if e not in found), key=lambda e: -self._connections[e].unaccounted)
-        total = sum(self._connections[e].unaccounted for e in heaviest)
-        if total > limits.UNACCOUNTED_BYTES_OF_UNKNOWN:
-            for endpoint in heaviest:
-                if total <= limits.UNACCOUNTED_BYTES_OF_UNKNOWN // 8:  # with less they would be over it again at the next look
-                    break
-                total -= self._connections[endpoint].unaccounted
-                found.add(endpoint)
+        found = {
+            endpoint
+            for endpoint, each in self._connections.items()
+            if each.refused > limits.CALLS_REFUSED or each.unaccounted > _most_unaccounted(each)
+        }
+        found |= self._crowded({e: c for e, c in self._connections.items() if e not in found})
+        found |= self._heavy({e: c for e, c in self._connections.items() if e not in found and not c.peer})
         return sorted(found)
+
+    def _crowded(self, connections: Mapping[Endpoint, _Connection]) -> set[Endpoint]:
+        """Return the connections that are too many for their network or known peer, or for this daemon."""
+        groups: defaultdict[tuple[bool, str], list[Endpoint]] = defaultdict(list)
+        for endpoint, each in connections.items():
+            groups[not each.peer, each.peer or each.network].append(endpoint)
+        unknown = sum(len(group) for (is_unknown, _), group in groups.items() if is_unknown)
+        if unknown <= limits.CONNECTIONS_OF_UNKNOWN and all(len(group) <= self.per_address for group in groups.values()):
+            return set()
+        found: set[Endpoint] = set()
+        left: list[tuple[int, list[Endpoint]]] = []
+        for (is_unknown, _), group in groups.items():
+            ranked = self._ranked(group)
+            found.update(ranked[self.per_address :])
+            del ranked[self.per_address :]
+            if is_unknown:
+                left.append((-len(ranked), ranked))
+        heapq.heapify(left)
+        for _ in range(sum(len(group) for _, group in left) - limits.CONNECTIONS_OF_UNKNOWN):  # from the network with the most
+            _, group = left[0]
+            found.add(group.pop())
+            heapq.heapreplace(left, (-len(group), group))
+        return found
+
+    def _ranked(self, group: list[Endpoint]) -> list[Endpoint]:
+        """Order connections by their right to stay. Half of the places are for the oldest that call: a flood of new connections
+        ends none of them. The other half are for the newest that have not called yet: idle ones keep no newcomer out."""
+        half = self.per_address // 2
+        group = sorted(group, key=lambda endpoint: self._connections[endpoint].number)
+        calling = [endpoint for endpoint in group if self._connections[endpoint].called]
+        silent = [endpoint for endpoint in reversed(group) if not self._connections[endpoint].called]
+        return [*calling[:half], *silent[:half], *calling[half:], *silent[half:]]
+
+    def _heavy(self, unknown: Mapping[Endpoint, _Connection]) -> set[Endpoint]:
+        """Return the heaviest connections of each network that sent too much that nothing accounts for; and those of the heaviest
+        networks where all together did."""
+        if sum(each.weight for each in unknown.values()) <= limits.UNACCOUNTED_BYTES_OF_NETWORK:
+            return set()
+        groups: defaultdict[str, list[Endpoint]] = defaultdict(list)
+        for endpoint, each in sorted(unknown.items(), key=lambda item: item[1].weight):
+            groups[each.network].append(endpoint)
+        found: set[Endpoint] = set()
+        left: list[tuple[int, list[Endpoint]]] = []
+        for group in groups.values():
+            weight = sum(unknown[endpoint].weight for endpoint in group)
+            if weight > limits.UNACCOUNTED_BYTES_OF_NETWORK:  # all that take part: else the rest is over it at the next look
+                while group and unknown[group[-1]].weight > QUIET_BYTES:
+                    found.add(endpoint := group.pop())
+                    weight -= unknown[endpoint].weight
+            left.append((-weight, group))
+        heapq.heapify(left)
+        total = -sum(weight for weight, _ in left)
+        while total > limits.UNACCOUNTED_BYTES_OF_UNKNOWN:
+            weight, group = left[0]
+            endpoint = group.pop()
+            found.add(endpoint)
+            total -= unknown[endpoint].weight
+            heapq.heapreplace(left, (weight + unknown[endpoint].weight, group))
+        return found
 
     def _connection(self, endpoint: Endpoint, now: float) -> _Connection:
         if (connection := self._connections.get(endpoint)) is None:
             self._count += 1
-            full = _bucket(self._addresses, endpoint.address, (self.fresh_per_second, self.fresh), now).take(now)
+            network = network_of(endpoint.address)
+            full = _bucket(self._networks, network, (self.fresh_per_second, self.fresh), now).take(now)
             calls = TokenBucket(limits.CALLS_PER_SECOND, limits.CALLS_BURST, now, None if full else 0.0)
-            connection = self._connections[endpoint] = _Connection(self._count, now, calls)
+            connection = self._connections[endpoint] = _Connection(network, self._count, now, now, calls)
         return connection
 
     def _peer_budget(self, peer: str, now: float) -> TokenBucket:
@@ -192,9 +223,9 @@ class ConnectionTable:
 
 
 def _most_unaccounted(connection: _Connection) -> int:
-    if connection.known:
+    if connection.peer:
         return limits.UNACCOUNTED_BYTES_KNOWN
-    return limits.UNACCOUNTED_BYTES if connection.accounted else limits.FIRST_CALL_BYTES
+    return limits.UNACCOUNTED_BYTES_OF_CALLS if connection.running else limits.UNACCOUNTED_BYTES
 
 
 def _bucket(buckets: OrderedDict[str, TokenBucket], key: str, rate: tuple[float, float], now: float) -> TokenBucket:
@@ -206,84 +237,9 @@ def _bucket(buckets: OrderedDict[str, TokenBucket], key: str, rate: tuple[float,
     return bucket
 
 
-class ServerSockets:
-    """The accepted sockets of one listening port of this process, found through /proc."""
-
-    def __init__(self, port: int, folder: str = "/proc/self/fd") -> None:
-        self._port, self._folder = port, folder
-        self._endpoints: dict[tuple[int, int], Endpoint | None] = {}
-        """By descriptor and inode; None: no connection to that port."""
-        self._descriptors: dict[Endpoint, int] = {}
-
-    def look(self) -> dict[Endpoint, Received]:
-        """Return what arrived on each connection. Blocking, for some microseconds each."""
-        found: dict[Endpoint, Received] = {}
-        descriptors: dict[Endpoint, int] = {}
-        seen: dict[tuple[int, int], Endpoint | None] = {}
-        for descriptor in map(int, os.listdir(self._folder)):
-            try:
-                status = os.fstat(descriptor)
-                if not stat.S_ISSOCK(status.st_mode):
-                    continue
-                key = descriptor, status.st_ino
-                if key not in self._endpoints:
-                    self._endpoints[key] = self._endpoint(descriptor)
-                endpoint = seen[key] = self._endpoints[key]
-                if endpoint is not None:
-                    found[endpoint] = _bytes_of(descriptor)
-                    descriptors[endpoint] = descriptor
-            except OSError:  # gRPC closed it meanwhile
-                continue
-        self._endpoints, self._descriptors = seen, descriptors
-        return found
-
-    def _endpoint(self, descriptor: int) -> Endpoint | None:
-        with socket.socket(fileno=os.dup(descriptor)) as connection:
-            if connection.family not in (socket.AF_INET, socket.AF_INET6) or connection.type != socket.SOCK_STREAM:
-                return None
-            if connection.getsockname()[1] != self._port:
-                return None
-            try:
-                return endpoint_of_socket(connection.getpeername())
-            except OSError:  # the listening socket has no remote end
-                return None
-
-    def shut(self, endpoints: Iterable[Endpoint]) -> None:
-        """Reset connections, and drop what they received and nobody read: after a shutdown alone gRPC would read it all. A
-        descriptor that means another connection by now is left alone."""
-        for endpoint in endpoints:
-            descriptor = self._descriptors.get(endpoint)
-            if descriptor is not None and _remote_port(descriptor) == endpoint.port:
-                _LIBC.connect(descriptor, _UNSPECIFIED, len(_UNSPECIFIED))
-
-
-_LIBC = ctypes.PyDLL(None)
-"""Called without giving the interpreter to another thread: a flood goes on until the last of its connections is reset."""
-_UNSPECIFIED = struct.pack("=H14x", socket.AF_UNSPEC)
-"""An address: a TCP socket that connects to it is disconnected. Source: connect(2)."""
-
-
-def _remote_port(descriptor: int) -> int | None:
-    """Return the remote port of a TCP connection; None for any other descriptor."""
-    name, size = ctypes.create_string_buffer(128), ctypes.c_uint(128)
-    if _LIBC.getpeername(descriptor, name, ctypes.byref(size)) != 0:
-        return None
-    family, port = struct.unpack_from("=H", name.raw)[0], struct.unpack_from("!H", name.raw, 2)[0]
-    return port if family in (socket.AF_INET, socket.AF_INET6) else None
-
-
-def _bytes_of(descriptor: int) -> Received:
-    connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=descriptor)
-    try:
-        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
-    finally:
-        connection.detach()
-    acknowledged, received = _BYTES_ACKED_AND_RECEIVED.unpack_from(info, _BYTES_OFFSET)
-    return Received(received, acknowledged)
-
-
 def trim_memory() -> None:
-    """Return freed memory to the system, where the C library can."""
+    """Collect garbage, and return freed memory to the system where the C library can. Blocking."""
+    gc.collect()  # calls that ended with their connection lie in cycles
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -298,7 +254,7 @@ class ConnectionLimits:
         self.table = table or ConnectionTable()
         self.shut_down = 0
         """Connections that were beyond their limits."""
-        self._open: dict[Endpoint, Received] = {}
+        self._open: Mapping[Endpoint, Received] = {}
         self._closed, self._closed_bytes = 0, 0
         """Connections that closed since the last trim, and what was received on them."""
         self._trim = asyncio.Event()
@@ -314,21 +270,16 @@ class ConnectionLimits:
     async def _look_for_ever(self, sockets: ServerSockets) -> None:
         while True:
             began = time.monotonic()
-            try:
-                here = sockets.look()
-            except (OSError, struct.error) as error:  # no /proc, no descriptor free, or a kernel that counts no bytes
-                log.debug("the sockets of this process cannot be listed: %s", error)
-                await asyncio.sleep(AGAIN_SECONDS)
-                continue
+            here = sockets.look()
             beyond = self.table.observe(here)
             if beyond:
-                sockets.shut(beyond)
+                sockets.reset(beyond)
             self.shut_down += len(beyond)
             self._note_closed(here)
-            pause = SOON_SECONDS if self.table.unaccounted > SOON_BYTES else LOOK_SECONDS
-            await asyncio.sleep(max(pause, (time.monotonic() - began) / LOOK_SHARE))
+            pause, share = (SOON_SECONDS, SOON_SHARE) if self.table.held > SOON_BYTES else (LOOK_SECONDS, LOOK_SHARE)
+            await asyncio.sleep(max(pause, (time.monotonic() - began) / share))
 
-    def _note_closed(self, here: dict[Endpoint, Received]) -> None:
+    def _note_closed(self, here: Mapping[Endpoint, Received]) -> None:
         closed = self._open.keys() - here.keys()
         self._closed += len(closed)
         self._closed_bytes += sum(self._open[endpoint].received for endpoint in closed)

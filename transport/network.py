@@ -155,7 +155,7 @@ async def open_network(
     directory = Directory(dht, home.identity, run_id, home.start_number())
     for seen in cached_records(known, run_id):
         directory.learn(seen)
-    callers = Callers(run_id, certificate.certificate_der)
+    callers = Callers(run_id, certificate.certificate_der, directory.takes_part)
     connections = ConnectionLimits(directory.takes_part)
     server, port = await create_server(f"0.0.0.0:{wanted}", certificate, traffic, callers, connections)
     closing.push_async_callback(server.stop, STOP_SECONDS)

@@ -81,6 +81,8 @@ class Directory:
         self.known: tuple[str, ...] = ()
         self._parties: frozenset[str] = frozenset()
         """`known`, for `takes_part`."""
+        self.own_hosts: set[str] = set()
+        """Peer ids of the other hosts of our cluster, as long as they follow us."""
         self.own: Statement[pb.PeerRecord] | None = None
         """Our newest."""
         self._looked_up_at: dict[str, float] = {}
@@ -141,7 +143,7 @@ class Directory:
 
     def takes_part(self, peer: str) -> bool:
         """Return whether the run knows this peer."""
-        return peer in self._parties
+        return peer in self._parties or peer in self.own_hosts
 
     def _forget(self) -> None:
         here = set(self.known)

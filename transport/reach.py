@@ -1,7 +1,6 @@
 """Whether others can dial us: they say so, by dialling back. Who cannot be dialled has no address in its record."""
 
 import asyncio
-import ipaddress
 import logging
 import random
 import socket
@@ -19,7 +18,8 @@ from dilocox.protocol.messages import Statement, open_envelope
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
-from dilocox.transport.callers import Callers, Context, address_of
+from dilocox.transport.addresses import endpoint_of, endpoint_of_socket, network_of
+from dilocox.transport.callers import Callers, Context
 from dilocox.transport.heads import Heads
 from dilocox.transport.rpc import ChannelPool
 
@@ -50,7 +50,9 @@ class ReachService(rpc.ReachServicer):
         self._dialling: set[str] = set()
 
     async def DialBack(self, request: services.DialBackRequest, context: Context) -> services.DialBackReply:
-        at = address_of(context)
+        caller = endpoint_of(context.peer())
+        here = "" if caller is None else caller.address
+        at = network_of(here)
         try:
             record = open_envelope(request.record, self._run_id, (pb.KIND_PEER_RECORD,))
             if record.peer != self._callers.peer(context):
@@ -64,7 +66,7 @@ class ReachService(rpc.ReachServicer):
         self._dialling.add(at)
         try:
             async with asyncio.timeout(DIAL_SECONDS):
-                await dial(record.body, at)
+                await dial(record.body, here)
         except (RemoteError, TimeoutError) as error:
             why = error.detail if isinstance(error, RemoteError) else f"{record.body.address} does not answer"
             return services.DialBackReply(why=why)
@@ -74,7 +76,8 @@ class ReachService(rpc.ReachServicer):
 
 
 async def dial(record: pb.PeerRecord, caller: str) -> None:
-    """Raises RemoteError unless the record's certificate answers at its address, which is the caller's, as gRPC writes it."""
+    """Raise RemoteError unless the record's certificate answers at its address, and that is the caller's. `caller`: an IP
+    address, empty where the caller has none."""
     host, _, port = record.address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     try:
@@ -84,13 +87,9 @@ async def dial(record: pb.PeerRecord, caller: str) -> None:
         found = await asyncio.get_running_loop().run_in_executor(_RESOLVERS, resolve)
     except (OSError, ValueError) as error:
         raise RemoteError(pb.REASON_UNAVAILABLE, f"{record.address} is no address") from error
-    family, _, literal = caller.partition(":")
-    here = (
-        ipaddress.ip_address(literal.replace("%5B", "").replace("%5D", "").strip("[]")) if family in ("ipv4", "ipv6") else None
-    )
-    if here is None or here not in {ipaddress.ip_address(place[4][0]) for place in found}:
-        raise RemoteError(pb.REASON_UNAVAILABLE, f"its calls come from {here}, and its record names {host}")
-    if await presented(str(here), int(port)) != record.certificate:
+    if not caller or caller not in {endpoint_of_socket(place[4]).address for place in found}:
+        raise RemoteError(pb.REASON_UNAVAILABLE, f"its calls come from {caller}, and its record names {host}")
+    if await presented(caller, int(port)) != record.certificate:
         raise RemoteError(pb.REASON_UNAVAILABLE, f"at {record.address} another server answers")
 
 

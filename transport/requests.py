@@ -6,7 +6,7 @@ For a request that does not parse gRPC would answer "unexpected" and log a trace
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -15,8 +15,9 @@ import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
 from dilocox.protocol.errors import RemoteError
+from dilocox.transport.addresses import endpoint_of
 from dilocox.transport.callers import Callers
-from dilocox.transport.connection_limits import ConnectionLimits, endpoint_of
+from dilocox.transport.connection_limits import ConnectionLimits
 from dilocox.transport.traffic import Traffic
 
 __all__ = ["WellFormed"]
@@ -41,36 +42,42 @@ class WellFormed(grpc.aio.ServerInterceptor):
         path = handler_call_details.method
         call = _Filter(self, self._traffic.counting("received", path, handler.request_deserializer))
         write = self._traffic.counting("sent", path, handler.response_serializer)
-        if handler.stream_unary is not None:
-            return grpc.stream_unary_rpc_method_handler(call.parts(handler.stream_unary), None, write)
-        if handler.unary_stream is not None:
-            return grpc.unary_stream_rpc_method_handler(call.one(handler.unary_stream), None, write)
-        if handler.stream_stream is not None:
-            return grpc.stream_stream_rpc_method_handler(call.parts(handler.stream_stream), None, write)
-        return grpc.unary_unary_rpc_method_handler(call.one(handler.unary_unary), None, write)
+        # A handler of one request gets it as a stream too: its call is admitted by its headers, before its message is read.
+        if handler.unary_unary is not None or handler.stream_unary is not None:
+            behaviour = handler.stream_unary or call.only_request(handler.unary_unary)
+            return grpc.stream_unary_rpc_method_handler(call.guarded(behaviour), None, write)
+        behaviour = handler.stream_stream or call.only_request(handler.unary_stream)
+        return grpc.stream_stream_rpc_method_handler(call.guarded(behaviour), None, write)
 
-    async def admit(self, context: Context) -> Account:
-        """Take the call from its caller's budget, and return what accounts for its bytes. Ends the call where none is left."""
+    @asynccontextmanager
+    async def admitted(self, context: Context) -> AsyncIterator[Account]:
+        """Take the call from its caller's budget, and give what accounts for its bytes. Ends the call where none is left."""
         endpoint = endpoint_of(context.peer())
         if endpoint is None:
-            return lambda size: None
+            yield lambda size: None
+            return
+        table = self._connections.table
         peer = self._callers.remembered(context) if self._callers is not None else ""
-        seconds = self._connections.table.admit(endpoint, peer if peer and self._connections.is_known(peer) else "")
+        seconds = table.admit(endpoint, peer if peer and self._connections.is_known(peer) else "")
         if seconds is None:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls: wait, and call less often")
-        elif seconds:
-            await asyncio.sleep(seconds)
-        if not peer and self._is_known(context):  # within the budget a signature may be verified
-            self._connections.table.trust(endpoint)
-        return partial(self._connections.table.account, endpoint)
+        table.run(endpoint, 1)
+        try:
+            if seconds:
+                await asyncio.sleep(seconds)
+            if not peer:  # within the budget a signature may be verified
+                table.trust(endpoint, self._verified(context))
+            yield partial(table.account, endpoint)
+        finally:
+            table.run(endpoint, -1)
 
-    def _is_known(self, context: Context) -> bool:
-        """Verify the caller's credential, and return whether the run knows it."""
+    def _verified(self, context: Context) -> str:
+        """Verify the caller's credential, and return its peer id; empty where the run does not know it."""
         try:
             peer = self._callers.peer(context) if self._callers is not None else ""
         except RemoteError:  # the handler ends the call
-            return False
-        return bool(peer) and self._connections.is_known(peer)
+            return ""
+        return peer if peer and self._connections.is_known(peer) else ""
 
 
 class _Filter:
@@ -79,39 +86,48 @@ class _Filter:
     def __init__(self, filter: WellFormed, parse: Callable[[bytes], Message]) -> None:
         self._filter, self._parse = filter, parse
 
-    async def _parsed(self, raw: bytes, account: Account, context: Context) -> Message:
-        account(len(raw))
-        try:
-            return self._parse(raw)
-        except DecodeError:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the request does not parse")
-            raise
+    def guarded(self, behaviour: Any) -> Any:
+        """Return a handler of a stream of raw requests, which admits the call and parses them."""
 
-    def one(self, behaviour: Any) -> Any:
-        async def guarded(raw: bytes, context: Context) -> Any:
-            account = await self._filter.admit(context)
-            return await behaviour(await self._parsed(raw, account, context), context)
-
-        async def yielding(raw: bytes, context: Context) -> AsyncIterator[Message]:
-            account = await self._filter.admit(context)
-            async for reply in behaviour(await self._parsed(raw, account, context), context):
-                yield reply
-
-        return yielding if inspect.isasyncgenfunction(behaviour) else guarded
-
-    def parts(self, behaviour: Any) -> Any:
         async def parsed(requests: AsyncIterator[bytes], account: Account, context: Context) -> AsyncIterator[Message]:
             async for raw in requests:
-                yield await self._parsed(raw, account, context)
+                account(len(raw))
+                try:
+                    message = self._parse(raw)
+                except DecodeError:
+                    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the request does not parse")
+                    raise
+                yield message
 
-        async def guarded(requests: AsyncIterator[bytes], context: Context) -> Any:
-            account = await self._filter.admit(context)
-            return await behaviour(parsed(requests, account, context), context)
+        async def replying(requests: AsyncIterator[bytes], context: Context) -> Any:
+            async with self._filter.admitted(context) as account:
+                return await behaviour(parsed(requests, account, context), context)
 
         async def yielding(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[Message]:
-            account = await self._filter.admit(context)
-            async with aclosing(behaviour(parsed(requests, account, context), context)) as replies:
+            async with (
+                self._filter.admitted(context) as account,
+                aclosing(behaviour(parsed(requests, account, context), context)) as replies,
+            ):
                 async for reply in replies:
                     yield reply
 
-        return yielding if inspect.isasyncgenfunction(behaviour) else guarded
+        return yielding if inspect.isasyncgenfunction(behaviour) else replying
+
+    def only_request(self, behaviour: Any) -> Any:
+        """Return a handler of a stream of requests for one of a single request."""
+
+        async def first(requests: AsyncIterator[Message], context: Context) -> Message:
+            async for request in requests:
+                return request
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call has no request")
+            raise AssertionError
+
+        async def replying(requests: AsyncIterator[Message], context: Context) -> Any:
+            return await behaviour(await first(requests, context), context)
+
+        async def yielding(requests: AsyncIterator[Message], context: Context) -> AsyncIterator[Message]:
+            async with aclosing(behaviour(await first(requests, context), context)) as replies:
+                async for reply in replies:
+                    yield reply
+
+        return yielding if inspect.isasyncgenfunction(behaviour) else replying

@@ -17,8 +17,9 @@ from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
+from dilocox.transport.addresses import address_of
 from dilocox.transport.blobs import PUSHED, BlobStore, PartialBlob, blob_digest
-from dilocox.transport.callers import Callers, Context, address_of
+from dilocox.transport.callers import Callers, Context
 from dilocox.transport.heads import Heads
 from dilocox.transport.rpc import in_thread
 from dilocox.transport.slots import Slots
@@ -237,7 +238,9 @@ class PeerService(rpc.PeerServicer):
             member = self.is_member(caller)
             if not member and not self.may_read(caller):
                 raise RemoteError(pb.REASON_NOT_ADMITTED, "this run is not public")
-            mine = self._members.turn(caller, self.earned(caller)) if member else self._strangers.turn(address_of(context))
+            mine = (
+                self._members.turn(caller, self.earned(caller)) if member else self._strangers.turn(address_of(context.peer()))
+            )
             async with mine:
                 if caller:
                     self._heads.take(caller, context.invocation_metadata())

@@ -122,6 +122,7 @@ async def open_door(listen: str, home: DataDirectory, run_id: bytes, name: str) 
     """It says from the start on what the daemon waits for, and the folder says where. Raises LocalError."""
     door = Door(listen)
     watching = asyncio.create_task(door.connections.watch(door.port), name="API connections")
+    watching.add_done_callback(_log_failure)
     try:
         await door.wait("it starts")
         kept = {key: port for key, port in home.remembered().items() if key in ("port", "dht_port")}
@@ -134,6 +135,11 @@ async def open_door(listen: str, home: DataDirectory, run_id: bytes, name: str) 
         watching.cancel()
         await asyncio.wait({watching})
         await door.close()
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("the limits of the API's connections are not applied any more", exc_info=error)
 
 
 def _bind(listen: str) -> list[socket.socket]:

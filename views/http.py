@@ -15,8 +15,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from dilocox.protocol import limits
 from dilocox.protocol.status import Status
+from dilocox.transport.addresses import endpoint_of_socket
 from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.connection_limits import ConnectionLimits, endpoint_of_socket
+from dilocox.transport.connection_limits import ConnectionLimits
 from dilocox.transport.event_log import EventLog
 from dilocox.views import rows as views
 from dilocox.views.answers import health

@@ -20,7 +20,8 @@ from dilocox.protocol.ids import short
 from dilocox.protocol.pb import boxes_pb2 as boxes
 from dilocox.protocol.pb import boxes_pb2_grpc as rpc
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.transport.callers import Callers, Context, address_of
+from dilocox.transport.addresses import address_of
+from dilocox.transport.callers import Callers, Context
 
 __all__ = ["BoxAdmission", "LeadService", "RemoteBox"]
 
@@ -133,8 +134,9 @@ class BoxAdmission:
 class LeadService(rpc.LeadServicer):
     """Serves the other boxes, as soon as there is a cluster that they may join."""
 
-    def __init__(self, callers: Callers) -> None:
-        self._callers = callers
+    def __init__(self, callers: Callers, own_hosts: set[str]) -> None:
+        """`own_hosts`: kept up to date with the peer ids of the hosts that follow."""
+        self._callers, self._own_hosts = callers, own_hosts
         self.admission: BoxAdmission | None = None
         """None: this peer leads no cluster of several boxes."""
         self.said: Callable[[boxes.WorkerSaid], None] = lambda said: None
@@ -179,6 +181,7 @@ class LeadService(rpc.LeadServicer):
             follower.leave()
             if self.followers.get(follower.peer) is follower:
                 del self.followers[follower.peer]
+                self._own_hosts.discard(follower.peer)
             self._change()
 
     async def close(self) -> None:
@@ -197,7 +200,7 @@ class LeadService(rpc.LeadServicer):
         if admission is None:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this peer leads no cluster of several boxes")
             raise AssertionError
-        peer, first, address = "", boxes.BoxEvent(), address_of(context)
+        peer, first, address = "", boxes.BoxEvent(), address_of(context.peer())
         if self._waiting.total() >= WAITING or self._waiting[address] >= WAITING_PER_ADDRESS:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many wait to say who they are")
         self._waiting[address] += 1
@@ -220,6 +223,7 @@ class LeadService(rpc.LeadServicer):
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
         if (known := self.followers.get(peer)) is not None:
             known.leave()  # it came back before we noticed that it had gone
+        self._own_hosts.add(peer)
         follower = self.followers[peer] = RemoteBox(peer, first.hello, lambda said: self.said(said))
         self._change()
         log.info("box %s of our cluster is here, with %d devices", short(peer), follower.machine.devices)

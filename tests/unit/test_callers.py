@@ -67,10 +67,21 @@ def test_a_credential_names_its_signer_and_is_good_for_one_server_and_one_run():
 def test_credentials_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(limits, "CREDENTIALS", 3)
     server = Callers(RUN_ID, b"theirs")
-    for number in range(10):
-        ((_, raw),) = callers.Credentials(identity(number), RUN_ID, b"theirs").metadata
-        assert server.peer(Call(((HEADER, raw),))) == identity(number).peer  # type: ignore[arg-type]
-    assert len(server.known) == 3
+    calls = [Call(callers.Credentials(identity(number), RUN_ID, b"theirs").metadata) for number in range(10)]
+    for number, call in enumerate(calls):
+        assert server.peer(call) == identity(number).peer  # type: ignore[arg-type]
+    remembered = [server.remembered(call) for call in calls]  # type: ignore[arg-type]
+    assert remembered == [""] * 7 + [identity(number).peer for number in (7, 8, 9)]
+
+
+def test_credentials_of_unknown_peers_push_out_no_known_peer(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(limits, "CREDENTIALS", 3)
+    known = identity(0).peer
+    server = Callers(RUN_ID, b"theirs", lambda peer: peer == known)
+    calls = [Call(callers.Credentials(identity(number), RUN_ID, b"theirs").metadata) for number in range(10)]
+    for call in calls:
+        server.peer(call)  # type: ignore[arg-type]
+    assert server.remembered(calls[0]) == known  # type: ignore[arg-type]
 
 
 async def idle(channel, blob: bytes) -> grpc.aio.UnaryStreamCall[Any, Any]:

@@ -3,6 +3,9 @@
 import asyncio
 import contextlib
 import itertools
+import os
+import resource
+import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -14,12 +17,18 @@ import pytest
 
 from bench import http2
 from dilocox.protocol import limits
+from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
-from dilocox.transport import tls
-from dilocox.transport.connection_limits import ConnectionLimits, ConnectionTable, Endpoint, Received, endpoint_of
-from dilocox.transport.rpc import create_server
+from dilocox.transport import server_sockets, tls
+from dilocox.transport.addresses import Endpoint, endpoint_of, endpoint_of_socket, network_of
+from dilocox.transport.callers import Callers
+from dilocox.transport.connection_limits import ConnectionLimits, ConnectionTable
+from dilocox.transport.rpc import ChannelPool, create_server
+from dilocox.transport.server_sockets import NOTHING, Received, ServerSockets
+from tests.helpers import digest, identity
 
+RUN_ID = digest("a run")
 GET_RUN = "/dilocox.v1.Coordinator/GetRun"
 MOST = 1 << 30
 """Bytes after which a flood counts as not cut short."""
@@ -54,6 +63,17 @@ def test_endpoint_of_grpc_peer_parses_both_families():
     assert endpoint_of("ipv6:%5B2001:db8::1%5D:40000") == Endpoint("2001:db8::1", 40_000)
     assert endpoint_of("ipv6:[::ffff:192.0.2.1]:40000") == Endpoint("192.0.2.1", 40_000)
     assert endpoint_of("unix:/tmp/socket") is None
+
+
+def test_endpoint_of_a_link_local_address_is_the_same_by_grpc_and_by_the_socket():
+    expected = Endpoint("fe80::1", 40_000)
+    assert endpoint_of("ipv6:%5Bfe80::1%25eth0%5D:40000") == expected
+    assert endpoint_of_socket(("fe80::1%eth0", 40_000, 0, 2)) == endpoint_of_socket(("fe80::1", 40_000, 0, 2)) == expected
+
+
+def test_network_of_one_access_line_is_the_same_for_all_its_addresses():
+    assert network_of("2001:db8:1:2::1") == network_of("2001:db8:1:2:ffff::7") != network_of("2001:db8:1:3::1")
+    assert network_of("192.0.2.1") != network_of("192.0.2.2")
 
 
 def test_admit_flood_on_one_connection_leaves_another_its_budget(table: ConnectionTable, clock: Clock):
@@ -92,8 +112,27 @@ def test_admit_known_peer_has_its_own_budget_on_any_connection(table: Connection
 
 def test_observe_bytes_before_the_first_call_shuts_the_connection_down(table: ConnectionTable):
     table.admit(HONEST, "")
-    received = Received(limits.FIRST_CALL_BYTES + limits.CALL_HEADER_BYTES, 0)
+    received = Received(limits.UNACCOUNTED_BYTES + limits.CALL_HEADER_BYTES, 0)
     assert table.observe({FLOOD: received, HONEST: received}) == [FLOOD]
+
+
+def test_observe_message_under_way_is_no_excess(table: ConnectionTable):
+    for endpoint in (FLOOD, HONEST):
+        table.admit(endpoint, "")
+        table.run(endpoint, 1)
+    table.run(FLOOD, -1)
+    received = Received(limits.MESSAGE_BYTES, 0)
+    assert table.observe({FLOOD: received, HONEST: received}) == [FLOOD]
+
+
+def test_observe_many_calls_under_way_shut_down_the_connections_with_the_most(table: ConnectionTable):
+    crowd = [Endpoint("192.0.2.1", port) for port in range(10)]
+    for endpoint in (*crowd, HONEST):
+        table.admit(endpoint, "")
+        table.run(endpoint, 100 if endpoint in crowd else 1)
+    shut = table.observe(quiet(*crowd, HONEST))
+    assert len(shut) > len(crowd) // 2
+    assert HONEST not in shut
 
 
 def test_observe_bytes_that_calls_account_for_are_no_excess(table: ConnectionTable):
@@ -122,13 +161,83 @@ def test_observe_many_unknown_connections_shuts_the_heaviest_down(table: Connect
     assert left <= limits.UNACCOUNTED_BYTES_OF_UNKNOWN
 
 
-def test_observe_more_connections_than_an_address_may_have_shuts_the_newest_down(table: ConnectionTable):
+def test_observe_more_connections_than_a_network_may_have_shuts_one_down(table: ConnectionTable):
     ports = [Endpoint("192.0.2.1", port) for port in range(limits.CONNECTIONS_PER_ADDRESS)]
     assert table.observe(quiet(*ports)) == []
     newest, elsewhere = Endpoint("192.0.2.1", 9999), Endpoint("192.0.2.2", 9999)
     known = Endpoint("192.0.2.1", 9998)
     table.admit(known, "peer")
-    assert table.observe(quiet(*ports, elsewhere, known, newest)) == [newest]
+    assert table.observe(quiet(*ports, elsewhere, known, newest)) == [ports[0]]
+
+
+def test_observe_idle_connections_keep_no_newcomer_out(table: ConnectionTable):
+    """A member behind the same router connects, and calls a little later."""
+    idle = [Endpoint("192.0.2.1", port) for port in range(1, 1 + limits.CONNECTIONS_PER_ADDRESS)]
+    for endpoint in idle[1:]:
+        table.admit(endpoint, "")
+    table.observe(quiet(*idle))
+    for _ in range(20):
+        for endpoint in idle[1:]:
+            table.admit(endpoint, "")
+        assert HONEST not in table.observe(quiet(*idle, HONEST))
+    table.admit(HONEST, "peer")
+    assert HONEST not in table.observe(quiet(*idle, HONEST))
+
+
+def test_observe_new_connections_that_call_end_no_older_one(table: ConnectionTable):
+    table.admit(HONEST, "")
+    table.observe(quiet(HONEST))
+    crowd = [Endpoint("192.0.2.1", port) for port in range(2 * limits.CONNECTIONS_PER_ADDRESS)]
+    for endpoint in crowd:
+        table.admit(endpoint, "")
+    shut = table.observe(quiet(HONEST, *crowd))
+    assert len(shut) == limits.CONNECTIONS_PER_ADDRESS + 1
+    assert HONEST not in shut
+
+
+def test_observe_full_table_makes_room_from_the_network_with_the_most(table: ConnectionTable):
+    lone = [Endpoint(f"198.51.100.{n}", 1) for n in range(40)]
+    crowd = [Endpoint(f"203.0.{n}.1", port) for n in range(48) for port in range(1, 1 + limits.CONNECTIONS_PER_ADDRESS)]
+    assert len(crowd) == limits.CONNECTIONS_OF_UNKNOWN
+    shut = table.observe(quiet(*lone, *crowd))
+    assert len(shut) == len(lone)
+    assert not set(shut) & set(lone)
+    assert max(Counter(endpoint.address for endpoint in shut).values()) == 1
+
+
+def test_observe_one_ipv6_network_counts_as_one_address(table: ConnectionTable):
+    crowd = [Endpoint(f"2001:db8::{n:x}", 1) for n in range(1000)]
+    assert len(table.observe(quiet(*crowd))) == 1000 - limits.CONNECTIONS_PER_ADDRESS
+
+
+def test_observe_connections_of_one_known_peer_are_bounded(table: ConnectionTable):
+    many = [Endpoint("192.0.2.1", port) for port in range(1000)]
+    for endpoint in many:
+        table.admit(endpoint, "peer")
+    assert len(table.observe(quiet(*many))) == 1000 - limits.CONNECTIONS_PER_ADDRESS
+
+
+def test_observe_heavy_network_costs_another_network_no_upload(table: ConnectionTable):
+    """Many connections stay just below their own limit, while an honest peer uploads its largest message."""
+    heavy = {Endpoint("203.0.113.1", port): Received(limits.MESSAGE_BYTES, 0) for port in range(60)}
+    upload = {HONEST: Received(limits.MESSAGE_BYTES, 0)}
+    for endpoint in {**heavy, **upload}:
+        table.admit(endpoint, "")
+        table.run(endpoint, 1)
+    shut = table.observe({**heavy, **upload})
+    assert shut
+    assert HONEST not in shut
+
+
+def test_observe_calls_of_a_long_time_allow_no_burst(table: ConnectionTable, clock: Clock):
+    received = 0
+    for _ in range(10_000):
+        clock.now += 1.0
+        table.admit(HONEST, "")
+        received += 500
+        assert table.observe({HONEST: Received(received, received << 10)}) == []
+    burst = limits.UNACCOUNTED_BYTES + limits.UNACCOUNTED_BYTES_AHEAD + 1024
+    assert table.observe({HONEST: Received(received + burst, received << 10)}) == [HONEST]
 
 
 def test_observe_forgets_connections_that_closed(table: ConnectionTable, clock: Clock):
@@ -221,3 +330,79 @@ async def test_largest_honest_burst_is_answered_whole(tmp_path: Path):
     async with serving(tmp_path) as (address, certificate, _), calling(address, certificate) as stub:
         replies = await asyncio.gather(*(stub.GetRun(services.GetRunRequest()) for _ in range(limits.CALLS_BURST)))
         assert [reply.wall_ms for reply in replies] == [1] * limits.CALLS_BURST
+
+
+async def test_push_of_a_known_peer_that_is_read_slowly_is_no_excess(tmp_path: Path):
+    certificate, connections, peer = tls.load_or_create(tmp_path), ConnectionLimits(lambda peer: True), identity(1)
+    callers = Callers(RUN_ID, certificate.certificate_der, lambda peer: True)
+    server, port = await create_server("127.0.0.1:0", certificate, callers=callers, connections=connections)
+    sockets, begun, go_on, sent = ServerSockets(port), asyncio.Event(), asyncio.Event(), 0
+
+    async def push(requests: AsyncIterator[services.PushRequest], context: object) -> pb.Envelope:
+        async for _ in requests:
+            begun.set()
+            await go_on.wait()
+        return pb.Envelope()
+
+    async def parts() -> AsyncIterator[services.PushRequest]:
+        nonlocal sent
+        for _ in range(40):
+            sent += limits.FRAME_BYTES
+            yield services.PushRequest(data=bytes(limits.FRAME_BYTES))
+
+    handler = grpc.stream_unary_rpc_method_handler(push, services.PushRequest.FromString, pb.Envelope.SerializeToString)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("dilocox.v1.Peer", {"Push": handler}),))
+    await server.start()
+    pool = ChannelPool(peer, RUN_ID)
+    record = pb.PeerRecord(address=f"127.0.0.1:{port}", certificate=certificate.certificate_der)
+    try:
+        pushing = asyncio.ensure_future(rpc.PeerStub(pool.channel(record)).Push(parts()))
+        await begun.wait()
+        before = -1
+        while before != (before := sent):  # as long as the window grows
+            await asyncio.sleep(0.2)
+            assert connections.table.observe(sockets.look()) == []
+        go_on.set()
+        await pushing
+        assert connections.table.observe(sockets.look()) == []
+        assert sent == 40 * limits.FRAME_BYTES > limits.UNACCOUNTED_BYTES_OF_CALLS
+    finally:
+        await pool.close()
+        await server.stop(None)
+
+
+@pytest.fixture
+def accepted() -> Iterator[tuple[int, socket.socket]]:
+    """The port of a listening socket, and the far end of a connection to it."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as there, listening.accept()[0]:
+            yield port, there
+
+
+def test_sockets_are_found_and_reset_without_a_free_descriptor(accepted: tuple[int, socket.socket]):
+    port, there = accepted
+    sockets, expected = ServerSockets(port), endpoint_of_socket(there.getsockname())
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken: list[int] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        assert list(sockets.look()) == [expected]
+        sockets.reset([expected])
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with pytest.raises(ConnectionResetError):
+        there.recv(1)
+
+
+def test_sockets_of_a_kernel_that_counts_no_bytes_are_found(
+    accepted: tuple[int, socket.socket], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(server_sockets, "TCP_INFO_BYTES", 104)
+    port, there = accepted
+    assert ServerSockets(port).look() == {endpoint_of_socket(there.getsockname()): NOTHING}

@@ -116,7 +116,7 @@ class Node:
         me = identity(0).peer
         state = member.start(RUN, me, self.table.head)
         starts = Starts(RUN, self.chain, self.store, self.peers)  # type: ignore[arg-type]
-        lead = LeadService(Callers(RUN.run_id, b""))
+        lead = LeadService(Callers(RUN.run_id, b""), set())
         team = Team(RUN, me, Machine(1), self.pool, self.peers, starts, self.peers, lead)  # type: ignore[arg-type]
         self.generations = Generations(
             RUN,

@@ -340,7 +340,7 @@ def place_of(peer: Peer) -> Place:
         peer.store,
         peer.service,
         AttestorService(),
-        LeadService(Callers(b"", b"")),
+        LeadService(Callers(b"", b""), set()),
         Heads(),
         None,  # type: ignore[arg-type]
     )

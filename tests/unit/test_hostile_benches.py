@@ -73,7 +73,7 @@ def test_a_bar_that_is_missed_is_a_sentence():
     assert fuzz.missed([{**line, "growth": 1 << 30}], 10) == ["t: 1024 MiB more"]
     assert fuzz.missed([{**line, "findings": {"t:1: it": 3}}], 100) == ["3 × t:1: it", "10 inputs; wanted are 100"]
     held = {"flood": "calls", "calls_answered": 1.0, "requests_answered": 1.0, "calls_median": 0.002, "requests_median": 0.002}
-    held |= {"growth": 1 << 20, "left": 0}
+    held |= {"growth": 1 << 20, "left": 0, "most_growth": 50 << 20, "most_left": 20 << 20}
     result = {
         "with": [1.0, 1.2],
         "without": [1.0, 1.1],
