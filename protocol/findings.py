@@ -52,7 +52,7 @@ def of_run(manifest: Manifest) -> list[Finding]:
 
 def _admission(manifest: Manifest) -> Iterator[Finding]:
     admission, named = manifest.admission, len(set(manifest.admission.allow))
-    if (named or admission.policy == "allow-list") and named < manifest.start_clusters:
+    if admission.policy == "allow-list" and named < manifest.start_clusters:
         yield Finding(
             Level.WRONG,
             "admission.allow",

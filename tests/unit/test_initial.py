@@ -1,6 +1,7 @@
 """A run that begins with imported weights: its manifest says the state of round 1, nobody begins with another, and who lacks it is
 given it."""
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
+from dilocox.cli.init import render_preset
 from dilocox.cli.main import app
 from dilocox.node.data.tokens import byte_tokenizer
 from dilocox.node.imported import import_weights
@@ -18,7 +20,7 @@ from dilocox.node.training.trainer import Trainer, initial_state
 from dilocox.protocol import chain, member, round
 from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
 from dilocox.protocol.head import initial_head
-from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.manifest import Manifest, RunFileError
 from dilocox.protocol.messages import canonical
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import worker_pb2 as worker
@@ -101,6 +103,26 @@ def test_genesis_seats_only_the_founders_that_an_open_run_names():
     assert not table.commits
     table.genesis()
     assert sorted(table.roster()) == [0, 1, 2]
+
+
+def test_manifest_of_an_open_run_with_fewer_founders_than_start_clusters_is_refused():
+    text = render_preset("tiny", "t", "00" * 32, machines=3)
+
+    def naming(*numbers: int, policy: str = "open") -> str:
+        names = ", ".join(f'"{identity(number).peer}"' for number in numbers)
+        return f'{text}\n[admission]\npolicy = "{policy}"\nallow = [{names}]\n'
+
+    for few in (naming(0), naming(0, 1), naming(0, 1, 1)):
+        with pytest.raises(RunFileError, match="start_clusters") as refused:
+            Manifest.from_toml(few)
+        assert "3 clusters" in str(refused.value)
+    Manifest.from_toml(naming(0, 1, 2))
+    Manifest.from_toml(naming(0, policy="allow-list"))  # which `dilocox hire` fills name by name
+    arrived = json.loads(Manifest.from_toml(naming(0, 1, 2)).canonical_bytes())
+    arrived["admission"]["allow"].pop()
+    with pytest.raises(RemoteError, match="start_clusters") as foreign:
+        Manifest.from_canonical(json.dumps(arrived, sort_keys=True, separators=(",", ":")).encode())
+    assert foreign.value.reason == pb.REASON_MALFORMED
 
 
 def test_node_halts_where_its_seed_makes_another_state_than_the_manifest_names():
