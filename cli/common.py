@@ -228,7 +228,7 @@ def shown(text: str) -> str:
 def read_link(text: str) -> JoinLink:
     """A join link, or @FILE that holds it. Raises ConfigError."""
     try:
-        return JoinLink.parse(read_named(Path(text[1:])) if text.startswith("@") else text)
+        return JoinLink.parse(read_named(Path(text[1:]), piped=True) if text.startswith("@") else text)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the join link cannot be read: {error}") from error
 
