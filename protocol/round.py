@@ -589,7 +589,8 @@ def _below_quorum(state: RoundState) -> str:
     waits = [shortly(away)] * bool(away) + [several(others, "more cluster")] * (others > 0)
     asks = f"; {several(len(_complete(state)), 'cluster asks', 'clusters ask')} for a seat" if state.gathered.claims else ""
     are = several(len(live), "cluster is", "clusters are")
-    return f"{are} live and the run needs {wanted}: no deadline passes while it waits for {' and '.join(waits)}{asks}"
+    needs = f"the run needs {wanted} (rounds.min_clusters)"
+    return f"{are} live and {needs}: no deadline passes while it waits for {' and '.join(waits)}{asks}"
 
 
 def _names(what: str, clusters: Iterable[str]) -> str:
