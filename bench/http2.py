@@ -11,7 +11,7 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
 DATA, HEADERS, CONTINUATION = 0, 1, 9
 END_STREAM, END_HEADERS = 1, 4
 CONTINUATION_BYTES = 16_000
-"""In one frame: a little less than the largest that every server takes."""
+"""Bytes of one frame: a little less than the largest that every server accepts."""
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:

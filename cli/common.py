@@ -140,7 +140,7 @@ ApiOption = Annotated[
     typer.Option(
         metavar="HOST:PORT",
         callback=lambda text: _listen(text),
-        help=f"Where the HTTP API is (default: 127.0.0.1, port {_first(2)}; port 0: any free one).",
+        help=f"Address of the HTTP API (default: 127.0.0.1, port {_first(2)}; port 0: any free one).",
     ),
 ]
 DataOption = Annotated[

@@ -14,7 +14,7 @@ __all__ = ["fill_standard_streams", "hide_memory", "main"]
 FINE, INTERRUPTED = 0, 130
 """As exits.py has them, which is not loaded yet."""
 PR_SET_DUMPABLE = 4
-"""Of Linux's prctl."""
+"""Option of Linux's prctl."""
 DAEMONS = ("archive", "coordinator", "hold", "node")
 """Verbs that live in loop.py, which hears both signals. Until it does, nothing was begun that has to end well."""
 

@@ -382,8 +382,8 @@ def _staying(state: RoundState) -> set[str]:
 
 
 def _started(state: RoundState, now: float) -> bool:
-    """Whether enough of the last roster is live since the start: then the coordinator knows what it knows. A roster that is
-    smaller than min_clusters has to be live as a whole; waiting for more than there are would never end."""
+    """Return whether enough of the last roster is live since the start: the coordinator then has its statements. A roster
+    smaller than min_clusters has to be live as a whole; more clusters than it has would never come."""
     roster = state.head.roster
     if state.starting_since is None or not roster:
         return True

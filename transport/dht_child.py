@@ -79,7 +79,7 @@ SOCKET_PATH_BYTES = 107
 SOCKET_NAME_BYTES = len("/p2pclient-0123456789a.sock")
 """Longest name that hivemind gives a socket, with its slash."""
 SHORT_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
-"""Where sockets are made when the folder for temporary files has a longer path or cannot be used."""
+"""Folders for sockets, if the folder for temporary files has a longer path or cannot be used."""
 LINE_PROTOCOL = "dilocox/market/line/1"
 MEASURE_SECONDS = 60.0
 """For one peer to measure a line: 256 KiB both ways at 64 kbit/s."""

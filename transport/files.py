@@ -49,9 +49,9 @@ T = TypeVar("T")
 HALF = ".dilocox-part"
 """At the end of the name of a folder that is being written."""
 CHAIN, EVENTS = "chain.db", "events.db"
-"""In the folder of a run."""
+"""Names of files in the folder of a run."""
 PIPE_SECONDS, PIPE_PAUSE_SECONDS = 60.0, 0.05
-"""Longest wait for all that a pipe gives, such as for a command on another machine; between two looks at it."""
+"""Longest wait for a pipe's last byte, such as for a command on another machine; longest pause between two reads."""
 NAMED_BYTES = 1 << 20
 """Of a file that a person names and that holds a line or a page: a run, a link, a template, a quote."""
 JSON_BYTES = 64 << 20

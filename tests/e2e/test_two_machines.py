@@ -55,7 +55,7 @@ class Machine:
     folder: Path
     prefix: tuple[str, ...]
     addresses: dict[str, str]
-    """By the word in the README."""
+    """Addresses by the word that stands for them in the README."""
     going: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def _started(self, line: str, log: Path) -> subprocess.Popen[str]:
