@@ -14,7 +14,7 @@ INITIAL_WINDOW_SIZE = 4
 FIRST_WINDOW = 65_535
 END_STREAM, END_HEADERS = 1, 4
 CONTINUATION_BYTES = 16_000
-"""In one frame: a little less than the largest that every server takes."""
+"""Bytes of one frame: a little less than the largest that every server accepts."""
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:

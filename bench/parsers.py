@@ -10,7 +10,7 @@ import math
 import shutil
 from base64 import b64encode
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -18,6 +18,8 @@ from typing import Any, cast
 import safetensors.torch
 from google.protobuf.message import DecodeError, Message
 
+from dilocox.coordinator.etcd import Etcd, open_answer
+from dilocox.coordinator.store import StoreError, StoreRefusedError
 from dilocox.node.attest import attesters, certificates, nvidia, simulated, snp, tdx
 from dilocox.node.boxes.link import ClusterLink
 from dilocox.node.outer import checkpoint
@@ -35,6 +37,7 @@ from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.tensors import stage_tensors
 from dilocox.transport import callers, heads, tls
+from dilocox.transport.archive.storage import open_storage
 from dilocox.transport.blobs import BlobStore, PartialBlob, blob_digest
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.corpora import parse_folders
@@ -240,6 +243,27 @@ class Call:
         return self._metadata
 
 
+ETCD_ANSWERS = (
+    {"kvs": [{"key": "YQ==", "value": "Yg==", "mod_revision": "3", "lease": "7"}]},
+    {"succeeded": True},
+    {"responses": [{"response_range": {"kvs": [{"key": "YQ=="}]}}]},
+    {"ID": "7", "TTL": "3"},
+    {"result": {"ID": "7", "TTL": "3"}},
+    {"error": "etcdserver: requested lease not found", "code": 5, "message": "etcdserver: requested lease not found"},
+    {"error": {"grpc_code": 8, "message": "received message larger than max"}},
+)
+
+
+class Answered(Etcd):
+    """A store whose member gives this answer to every call."""
+
+    def __init__(self, raw: bytes) -> None:
+        self.raw = raw
+
+    async def call(self, call: str, request: dict[str, Any]) -> Any:
+        return open_answer(self.raw, "http://store", False)
+
+
 def _names() -> list[Target]:
     ours = [RUN, manifest(compression={"codec": "topk-int2", "k": 64, "rank": None})]
     owned = manifest(run={"owner": COORDINATOR.key.hex()})
@@ -261,6 +285,16 @@ def _names() -> list[Target]:
 
     def folders(raw: bytes) -> None:
         assert all(folder.is_absolute() for folder in parse_folders([_text(raw)]).values()), "a folder that moves with us"
+
+    def archive(raw: bytes) -> None:
+        found = open_storage(_text(raw))
+        assert open_storage(found.url).url == found.url, "an archive whose URL names another one"
+
+    def etcd(raw: bytes) -> None:
+        store = Answered(raw)
+        for call in (store.read("a", "b", 4), store.apply([], [], ["a"]), store.grant(3), store.keep(1), store.revoke(1)):
+            with suppress(StopIteration, StoreError, StoreRefusedError, ValueError):
+                call.send(None)  # it waits for nothing
 
     def cluster(raw: bytes) -> None:
         found = ClusterLink.parse(_text(raw))
@@ -291,6 +325,8 @@ def _names() -> list[Target]:
         Target("manifest in its envelope", [canonical(signed)], opened, message=pb.Envelope, weight=SIGNED),
         Target("run file", [toml.encode()], lambda raw: Manifest.from_toml(_text(raw)), (ConfigError,), weight=SLOW),
         Target("--data", [b"x=/", b"wikitext-103=/usr/lib"], folders, (ConfigError,)),
+        Target("--archive", [b"/srv/a", b"file:///srv/a%20b", b"s3://bucket/prefix"], archive, (ConfigError,)),
+        Target("answer of etcd", [json.dumps(each).encode() for each in ETCD_ANSWERS], etcd, ()),
         Target("join link", [str(LINK).encode()], join, (ConfigError,)),
         Target("cluster link", [str(ClusterLink(bytes(32), LINK, LINK)).encode()], cluster, (ConfigError,)),
         Target("peer id", [identity(number).peer.encode() for number in range(3)], peer, (ValueError,)),

@@ -31,14 +31,14 @@ from dilocox.cli.common import (
 from dilocox.cli.coordinator import data_to_serve, weights_to_serve
 from dilocox.cli.exits import Exit
 from dilocox.cli.options import PrivateOptions, grouped
-from dilocox.cli.progress import working
+from dilocox.cli.progress import Working, working
+from dilocox.cli.seed_state import compute_with_bar
 from dilocox.node.check import Here, Role, of_machine, of_own_data, of_part
 from dilocox.node.check_link import see_run
 from dilocox.protocol.errors import ConfigError
-from dilocox.protocol.findings import Finding, Level, beginning, of_run
+from dilocox.protocol.findings import Finding, Level, beginning, initial_state, of_run
 from dilocox.protocol.ids import printable
 from dilocox.protocol.manifest import Manifest, RunFileError
-from dilocox.protocol.model import Model
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.corpora import corpus_in, parse_folders
 from dilocox.transport.data_directory import load_identity
@@ -93,8 +93,8 @@ def check(
         say(found, as_json, f"join with: {_command(context, role, f'--join {shlex.quote(run)}')}")
     else:
         path = Path(run)
-        with working("looking at the run, this machine and its data"):
-            found += _of_file(path, here, weights)
+        with working("looking at the run, this machine and its data") as bar:
+            found += _of_file(path, here, weights, bar)
         if role is Role.NODE:
             say(found, as_json, f"serve it with: {_command(context, 'coordinator', shlex.quote(str(path)))}")
         else:
@@ -163,19 +163,8 @@ def _versions() -> Finding:
     return Finding(Level.FINE, "versions", f"{', '.join(parts)}, Python {sys.version.split()[0]}")
 
 
-def _initial_state(model: Model) -> Finding:
-    """Compare the initial state that the run file names with what its model and seed make."""
-    from dilocox.node.training.seed_state import seed_state  # torch loads only here
-
-    made = seed_state(model).hex()
-    if made == model.seed_state:
-        return Finding(Level.FINE, "model.seed_state", "is what this model and seed make")
-    says = f"is {model.seed_state}, and this model and seed make {made}: [model] was changed after `dilocox init`"
-    return Finding(Level.WRONG, "model.seed_state", says, f'set seed_state = "{made}"')
-
-
-def _of_file(path: Path, here: Here, weights: Path | None) -> Iterator[Finding]:
-    """Of a run file, on the machine that would serve it."""
+def _of_file(path: Path, here: Here, weights: Path | None, bar: Working) -> Iterator[Finding]:
+    """Yield the findings of a run file, on the machine that would serve it."""
     text = read_run_text(path)
     try:
         manifest = Manifest.from_toml(text)
@@ -186,7 +175,8 @@ def _of_file(path: Path, here: Here, weights: Path | None) -> Iterator[Finding]:
     yield beginning(manifest)
     yield from of_run(manifest)
     if manifest.model.seed_state is not None:
-        yield _initial_state(manifest.model)
+        yield initial_state(manifest.model, compute_with_bar(manifest.model, bar).hex())
+        bar.begin("looking at this machine and its data")
     yield from _served(manifest, path, here, weights) if here.role is Role.NODE else of_part(manifest, here)
     yield from of_machine(manifest, here)
     if here.private is not None:

@@ -140,7 +140,7 @@ ApiOption = Annotated[
     typer.Option(
         metavar="HOST:PORT",
         callback=lambda text: _listen(text),
-        help=f"Where the HTTP API is (default: 127.0.0.1, port {_first(2)}; port 0: any free one).",
+        help=f"Address of the HTTP API (default: 127.0.0.1, port {_first(2)}; port 0: any free one).",
     ),
 ]
 DataOption = Annotated[
@@ -228,7 +228,7 @@ def shown(text: str) -> str:
 def read_link(text: str) -> JoinLink:
     """A join link, or @FILE that holds it. Raises ConfigError."""
     try:
-        return JoinLink.parse(read_named(Path(text[1:])) if text.startswith("@") else text)
+        return JoinLink.parse(read_named(Path(text[1:]), piped=True) if text.startswith("@") else text)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the join link cannot be read: {error}") from error
 

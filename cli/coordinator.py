@@ -22,6 +22,7 @@ from dilocox.cli.loop import live
 from dilocox.cli.market import MarketOption, MarketPortOption, check_addresses
 from dilocox.cli.options import DaemonOptions, StoreOptions, TraceOptions, grouped
 from dilocox.cli.runs import announced
+from dilocox.cli.seed_state import compute_state
 from dilocox.coordinator.daemon import CoordinatorSettings, run_coordinator
 from dilocox.node.attest.verify import appraise
 from dilocox.protocol.corpus import check_fits
@@ -92,7 +93,7 @@ def coordinator(
     )
     announce = partial(show_link, link_file)
     if market is None and market_port is None:
-        live(run_coordinator(settings, announce, appraise))
+        live(run_coordinator(settings, announce, appraise, compute_state))
     else:
         live(_announced(settings, announce, market or (), market_port or 0))
 
@@ -129,7 +130,7 @@ async def _announced(
 
     telling = asyncio.create_task(tell())
     try:
-        await run_coordinator(settings, begun, appraise)
+        await run_coordinator(settings, begun, appraise, compute_state)
     finally:
         telling.cancel()
         with suppress(asyncio.CancelledError):

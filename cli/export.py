@@ -56,7 +56,7 @@ class Exported:
     """Whose starting state it is."""
     evaluation_loss: float | None
     trained: bool = True
-    """Whether a round before it counted a cluster."""
+    """True where a round before it counted a cluster."""
 
 
 def export(

@@ -14,6 +14,7 @@ import typer
 from dilocox.cli.common import beside, check_place, errors, fail
 from dilocox.cli.exits import Exit
 from dilocox.cli.progress import working
+from dilocox.cli.seed_state import compute_with_bar
 from dilocox.node.data.build import build_stdlib
 from dilocox.node.data.check import check_whole
 from dilocox.node.data.finding import STDLIB
@@ -249,10 +250,8 @@ def _imported(
 
 def _with_seed_state(text: str, manifest: Manifest) -> tuple[str, Manifest]:
     """Name the initial state in the run file, so that no unknown peer can begin the run with another."""
-    from dilocox.node.training.seed_state import seed_state  # torch loads only here
-
-    with working("computing the initial state", manifest.model.stages) as bar:
-        root = seed_state(manifest.model, lambda stage: bar.at(stage + 1))
+    with working("computing the initial state") as bar:
+        root = compute_with_bar(manifest.model, bar)
     line = f'seed_state = "{root.hex()}" # of this model: after a change of [model] `dilocox check` says the new one\n'
     text = re.sub(r"^stages = .*\n", lambda found: found[0] + line, text, count=1, flags=re.MULTILINE)
     return text, Manifest.from_toml(text)

@@ -32,7 +32,7 @@ __all__ = ["node"]
 def read_cluster_link(path: Path) -> ClusterLink:
     """Raises ConfigError."""
     try:
-        return ClusterLink.parse(read_named(path))
+        return ClusterLink.parse(read_named(path, piped=True))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the cluster link cannot be read: {error}") from error
 

@@ -20,6 +20,7 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+from rich.table import Column
 from rich.text import Text
 
 from dilocox.cli import common
@@ -63,11 +64,22 @@ class _Bar(BarColumn):
         return super().render(task) if task.total is not None else Text()
 
 
+class _Remaining(TimeRemainingColumn):
+    """Estimated time that is left; empty while the total is unknown."""
+
+    def render(self, task: Task) -> Text:
+        if task.total is None or task.time_remaining is None:
+            return Text()
+        return super().render(task).append(" left")
+
+
 @contextmanager
 def working(what: str, total: float | None = None, bytes: bool = False) -> Iterator[Working]:
     """`bytes`: what is counted; else steps."""
     rate: list[ProgressColumn] = [DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()]
-    counted: list[ProgressColumn] = rate if bytes else [TimeElapsedColumn()]
+    counted: list[ProgressColumn] = (
+        rate if bytes else [TimeElapsedColumn(Column(no_wrap=True)), _Remaining(table_column=Column(no_wrap=True))]
+    )
     columns: list[ProgressColumn] = [SpinnerColumn(), TextColumn("{task.description}", markup=False), _Bar(), *counted]
     # What is printed meanwhile stands above the line, unless somebody else reads it.
     ours = sys.stdout.isatty()

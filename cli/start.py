@@ -2,15 +2,19 @@
 told to end before it lives has nothing to put down; and once all is done neither signal changes how the command ended."""
 
 import atexit
+import ctypes
 import os
 import signal
 import sys
+from contextlib import suppress
 from types import FrameType
 
-__all__ = ["fill_standard_streams", "main"]
+__all__ = ["fill_standard_streams", "hide_memory", "main"]
 
 FINE, INTERRUPTED = 0, 130
 """As exits.py has them, which is not loaded yet."""
+PR_SET_DUMPABLE = 4
+"""Option of Linux's prctl."""
 DAEMONS = ("archive", "coordinator", "hold", "node")
 """Verbs that live in loop.py, which hears both signals. Until it does, nothing was begun that has to end well."""
 
@@ -22,6 +26,8 @@ def main() -> None:
     daemon = next((word for word in sys.argv[1:] if not word.startswith("-")), "") in DAEMONS
     if ours:
         _ends_with(signal.SIGINT, FINE if daemon else INTERRUPTED)  # nothing has begun that would have to end well
+    if daemon:
+        hide_memory()
     if daemon and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         _ends_with(signal.SIGTERM, FINE)
     from dilocox.cli.main import main as run
@@ -34,6 +40,15 @@ def main() -> None:
         _stays(leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None))
         raise
     _stays(0)
+
+
+def hide_memory() -> None:
+    """Let only root read this process's memory and environment, which may hold secrets of an archive: its children run as its user.
+
+    It also writes no core dump, and a debugger needs root. A program that it starts is not concerned.
+    """
+    with suppress(OSError, AttributeError):  # no Linux
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def fill_standard_streams() -> None:

@@ -3,11 +3,13 @@
 import asyncio
 import json
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
@@ -21,12 +23,14 @@ from dilocox.protocol import round
 from dilocox.protocol.attestation import Appraiser
 from dilocox.protocol.crypto import Identity, sha256
 from dilocox.protocol.errors import ConfigError, RemoteError
+from dilocox.protocol.findings import Level, initial_state
 from dilocox.protocol.ids import JoinLink, Way
-from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.manifest import Manifest, Model
 from dilocox.protocol.messages import seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.protocol.status import FEWER_MACHINES, REMINDER_SECONDS
+from dilocox.protocol.tensors import trained_count
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.corpora import Shelf, corpus_in, weights_shelf
@@ -48,9 +52,18 @@ from dilocox.views.door import Door, open_door
 from dilocox.views.http import add_run_routes, create_app
 from dilocox.views.metrics import RunMetrics
 
-__all__ = ["CoordinatorSettings", "create_coordinator_app", "remind", "run_coordinator"]
+__all__ = ["ComputeState", "CoordinatorSettings", "create_coordinator_app", "remind", "run_coordinator"]
 
 log = logging.getLogger(__name__)
+
+AT_ONCE_PARAMETERS = 250_000_000
+"""Most for which a start waits until their initial state is compared: two or three seconds of one core."""
+
+
+class ComputeState(Protocol):
+    """Compute the initial state's root, on at most so many threads; end with what `progress` raises. Blocking."""
+
+    def __call__(self, model: Model, progress: Callable[[int], None], threads: int | None = None) -> bytes: ...
 
 
 @dataclass(frozen=True)
@@ -89,8 +102,11 @@ class CoordinatorSettings:
         return self.owner if self.owner is not None and self.signer == self.owner.peer else None
 
 
-async def run_coordinator(settings: CoordinatorSettings, announce: Callable[[JoinLink], None], appraise: Appraiser) -> None:
-    """Serve the run until SIGTERM or SIGINT. `announce` gets the join link once others can use it; `appraise` judges evidence."""
+async def run_coordinator(
+    settings: CoordinatorSettings, announce: Callable[[JoinLink], None], appraise: Appraiser, compute: ComputeState
+) -> None:
+    """Serve the run until SIGTERM or SIGINT. `announce` gets the join link once others can use it; `appraise` judges evidence;
+    `compute` verifies the initial state that the manifest names, before the run begins."""
     manifest, owner = settings.manifest, settings.owner
     if owner is not None and owner.peer != manifest.owner:
         raise ConfigError("the owner key beside the run file is not the one that run.owner names")
@@ -102,7 +118,7 @@ async def run_coordinator(settings: CoordinatorSettings, announce: Callable[[Joi
             nonlocal shared_before
             while not stopped.is_set():
                 try:
-                    await _live(settings, home, announce, appraise, stopped, door, shared_before)
+                    await _live(settings, home, announce, appraise, compute, stopped, door, shared_before)
                     return
                 except Stopped:
                     return
@@ -118,6 +134,7 @@ async def _live(
     home: DataDirectory,
     announce: Callable[[JoinLink], None],
     appraise: Appraiser,
+    compute: ComputeState,
     stopped: asyncio.Event,
     door: Door,
     shared_before: bool,
@@ -127,10 +144,14 @@ async def _live(
     tasks = Tasks()
     tasks.stop_with(stopped)
     async with AsyncExitStack() as closing:
+        closing.push_async_callback(tasks.close)
         door.tell("reading the chain")
         chain = await asyncio.to_thread(ChainFile, folder / "chain.db", manifest, views.describe)
         closing.callback(chain.close)
         signed = await asyncio.to_thread(_take_office, settings, home, chain)
+        if not chain.length and manifest.model.seed_state is not None:  # else the first commit's clusters made it
+            door.tell("computing the initial state")
+            await verify_initial_state(manifest.model, compute, tasks, closing)
         desk, traffic = Desk(), Traffic(settings.upload)
         network = await open_network(
             home,
@@ -176,6 +197,30 @@ async def _live(
         if office.log is None:
             tell_link()
         await tasks.wait()
+
+
+async def verify_initial_state(model: Model, compute: ComputeState, tasks: Tasks, closing: AsyncExitStack) -> None:
+    """Compare the initial state that a manifest names with what its model and seed make; a large model's on one thread, while the
+    run is served. Raises ConfigError, then or in `tasks`, where they differ."""
+    closed = threading.Event()
+    closing.callback(closed.set)
+
+    def progress(count: int) -> None:
+        if closed.is_set():
+            raise Stopped
+
+    def compare(threads: int | None = None) -> None:
+        found = initial_state(model, compute(model, progress, threads).hex())
+        if found.level is Level.WRONG:
+            raise ConfigError(f"{found.about} {found.says}. In the run file, {found.do}")
+
+    if (parameters := trained_count(model)) <= AT_ONCE_PARAMETERS:
+        await tasks.race(asyncio.to_thread(compare))
+    else:
+        log.info(
+            "computing the initial state of %s parameters meanwhile; if it is another, this coordinator ends", f"{parameters:,}"
+        )
+        tasks.start(asyncio.to_thread(compare, 1), "initial state")
 
 
 async def remind(service: CoordinatorService) -> None:

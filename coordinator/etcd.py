@@ -185,14 +185,14 @@ class Etcd:
         try:
             async with asyncio.timeout(REQUEST_SECONDS + len(body) / BYTES_PER_SECOND):
                 async with self._session.post(f"{endpoint}/v3/{call}", data=BytesIO(body), headers=headers) as response:
-                    answer = _parse(await read_at_most(response.content, ANSWER_BYTES))
+                    raw = await read_at_most(response.content, ANSWER_BYTES)
+            return open_answer(raw, endpoint, bool(self._token))
         except (aiohttp.ClientError, OSError, ValueError) as error:  # TimeoutError is an OSError
             self._turn += 1
             raise StoreError(f"etcd at {endpoint} does not answer: {str(error) or type(error).__name__}") from error
-        if "error" in answer:
+        except (StoreError, StoreRefusedError):
             self._turn += 1
-            raise _failure(endpoint, answer, bool(self._token))
-        return answer
+            raise
 
 
 class _GoneError(StoreRefusedError):
@@ -261,14 +261,17 @@ def _read(model: type[Answer], answer: dict[str, Any]) -> Answer:
         raise StoreError(f"etcd answered in another form than documented: {where} is wrong or missing") from error
 
 
-def _parse(raw: bytes) -> dict[str, Any]:
-    """Return an answer's fields. Raises ValueError where the bytes are no JSON object."""
+def open_answer(raw: bytes, endpoint: str, logged_in: bool) -> dict[str, Any]:
+    """Return an answer's fields. Raises ValueError where the bytes are no JSON object, StoreError or StoreRefusedError where etcd
+    reports a failure."""
     try:
         answer = json.loads(raw)
     except RecursionError as error:
         raise ValueError("its answer is nested too deeply") from error
     if not isinstance(answer, dict):
         raise ValueError("its answer is no JSON object")
+    if "error" in answer:
+        raise _failure(endpoint, answer, logged_in)
     return answer
 
 

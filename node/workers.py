@@ -74,7 +74,7 @@ class WorkerPool(rpc.SupervisorServicer):
         """`environment(socket path, launch)` gives the workers' settings. Raises LocalError when the socket's path is too long."""
         self._folder, self._environment = folder, environment
         self._socket = folder / "w.sock"
-        if len(str(self._socket)) > SOCKET_PATH_BYTES:
+        if len(os.fsencode(self._socket)) > SOCKET_PATH_BYTES:
             raise LocalError(f"the path {self._socket} is too long for a Unix socket. Use a shorter --home.")
         self._server: grpc.aio.Server | None = None
         self._attached: dict[int, Attached] = {}

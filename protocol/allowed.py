@@ -1,4 +1,4 @@
-"""What a key of a run file may be, in words, and what is wrong with a value: the checking library's messages reach nobody."""
+"""Words for the values that a key of a run file allows, and for a wrong value; people never read the validating library's."""
 
 import difflib
 import json
@@ -22,11 +22,11 @@ PATTERNS = {
     r"^([0-9a-fA-F]{64,128}|[*])(:([0-9a-fA-F]{64,128}|[*]))*$": "registers of 64 to 128 hex digits, or *, joined by colons",
     r"^0x[0-9a-f]{40}$": "0x and 40 hexadecimal digits, 0-9 and a-f",
 }
-"""What texts look like, by the pattern that checks them."""
+"""Descriptions of texts, by the pattern that validates them."""
 SHOWN_CHARACTERS = 60
-"""Of a wrong value."""
+"""Most characters of a wrong value in a message."""
 PLACEHOLDER = re.compile(r"\{[a-z_]+\}")
-"""What `dilocox init` fills in of a preset."""
+"""Part of a preset that `dilocox init` replaces."""
 
 
 def raise_all(faults: Iterator[str]) -> None:

@@ -274,8 +274,8 @@ def _rests(head: Head, cluster: str) -> bool:
 
 
 def genesis_group(manifest: Manifest, complete: Mapping[str, tuple[Cluster, bytes]]) -> list[str]:
-    """Return the largest group of claiming clusters with one initial state; of equals the one with the smallest name. Where the
-    manifest names founders, only theirs take part."""
+    """Return the largest group of claiming clusters with one initial state; of equals the one with the smallest name. If the
+    manifest names founders, only their claims are in it."""
     founders = set(manifest.admission.allow) or complete.keys()
     groups: dict[bytes, list[str]] = {}
     for name in sorted(complete.keys() & founders):

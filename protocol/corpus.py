@@ -46,8 +46,8 @@ __all__ = [
 BYTES = "bytes"
 """The tokenizer of a corpus whose tokens are the bytes of its text; 0, which no text holds, ends a document."""
 TEMPLATE_DATE = "2024-07-26"
-"""What the clock of a chat template shows, so that the same files make the same corpus on any day. Llama 3.1 writes this date by
-default."""
+"""Date that the clock of a chat template shows, so that the same files make the same corpus on any day. Llama 3.1 writes this
+date by default."""
 FEISTEL_ROUNDS = 4
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -74,7 +74,7 @@ class Chat(_Section):
     special_tokens: dict[Annotated[str, Field(pattern=r"^(bos|eos|unk|pad)_token$")], Annotated[str, Field(max_length=256)]]
     """What the template calls so."""
     date: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d$")]
-    """What the template's clock shows."""
+    """Date that the template's clock showed."""
     trained: Number
     """Tokens of the training shards that are trained on."""
     shortened: Number

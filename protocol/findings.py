@@ -11,9 +11,9 @@ from enum import Enum
 from pydantic import BaseModel
 
 from dilocox.protocol.ids import several
-from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.manifest import Manifest, Model
 
-__all__ = ["Finding", "Level", "beginning", "of_run"]
+__all__ = ["Finding", "Level", "beginning", "initial_state", "of_run"]
 
 
 class Level(Enum):
@@ -45,6 +45,14 @@ def beginning(manifest: Manifest) -> Finding:
     return Finding(Level.FINE, "rounds.start_clusters", f"{manifest.begins}; {needs} (rounds.min_clusters)")
 
 
+def initial_state(model: Model, made: str) -> Finding:
+    """Compare the initial state that a manifest names with what its model and seed make, in hexadecimal digits."""
+    if made == model.seed_state:
+        return Finding(Level.FINE, "model.seed_state", "is what this model and seed make")
+    says = f"is {model.seed_state}, and this model and seed make {made}: [model] was changed after `dilocox init`"
+    return Finding(Level.WRONG, "model.seed_state", says, f'set seed_state = "{made}"')
+
+
 def of_run(manifest: Manifest) -> list[Finding]:
     """In the order of a run file's sections."""
     return [*_admission(manifest), *_training(manifest), *_compression(manifest), *_rounds(manifest), *_attestation(manifest)]
@@ -52,7 +60,7 @@ def of_run(manifest: Manifest) -> list[Finding]:
 
 def _admission(manifest: Manifest) -> Iterator[Finding]:
     admission, named = manifest.admission, len(set(manifest.admission.allow))
-    if (named or admission.policy == "allow-list") and named < manifest.start_clusters:
+    if admission.policy == "allow-list" and named < manifest.start_clusters:
         yield Finding(
             Level.WRONG,
             "admission.allow",

@@ -376,6 +376,8 @@ class Availability(Section):
         return self.megabytes * 1_000_000
 
 
+SHOWN_CHARACTERS = 300
+"""Most that an error repeats of what is wrong with a manifest that arrived."""
 LOOPED_STAGES, LOOPED_MICROBATCHES = 4, 2
 """Fewest with which a pipeline can be looped: two workers with two chunks each, and a microbatch for either."""
 
@@ -427,6 +429,14 @@ class Manifest(Section):
             )
         if self.model.lora is not None and self.compression.codec == "lowrank-int4":
             yield 'model.lora and lowrank-int4: adapters are of low rank already; set compression.codec = "int4"'
+        founders = frozenset(self.admission.allow)
+        # An allow-list grows name by name (`dilocox hire`): `check` and the coordinator judge that one.
+        if self.admission.policy == "open" and 0 < len(founders) < self.start_clusters:
+            yield (
+                f"admission.allow names {several(len(founders), 'founder')}, and the first round waits for"
+                f" {self.start_clusters} clusters: name more peer ids that `dilocox id --home FOLDER` prints, or lower"
+                " rounds.start_clusters"
+            )
 
     @classmethod
     def from_toml(cls, text: str) -> "Manifest":
@@ -451,11 +461,21 @@ class Manifest(Section):
             raise RemoteError(pb.REASON_OVERSIZE, f"a manifest of {len(raw)} bytes")
         try:
             manifest = cls.model_validate_json(raw)
-        except ValueError as error:
-            raise RemoteError(pb.REASON_MALFORMED, "not a manifest") from error
+        except ValidationError as error:
+            raise RemoteError(pb.REASON_MALFORMED, f"not a manifest: {cls._first_fault(raw, error)}") from error
         if manifest.canonical_bytes() != raw:
             raise RemoteError(pb.REASON_MALFORMED, "not the canonical form of its manifest")
         return manifest
+
+    @classmethod
+    def _first_fault(cls, raw: bytes, error: ValidationError) -> str:
+        """Return in words, and at most SHOWN_CHARACTERS of them, what is wrong with bytes that are no manifest."""
+        try:
+            document = json.loads(raw)
+        except (ValueError, RecursionError):
+            return "it is not JSON"
+        path, why = faults(cls, error, document)[0]
+        return f"{path}: {why}"[:SHOWN_CHARACTERS] if path else why[:SHOWN_CHARACTERS]
 
     def canonical_bytes(self) -> bytes:
         return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":")).encode()

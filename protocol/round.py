@@ -382,8 +382,8 @@ def _staying(state: RoundState) -> set[str]:
 
 
 def _started(state: RoundState, now: float) -> bool:
-    """Whether enough of the last roster is live since the start: then the coordinator knows what it knows. A roster that is
-    smaller than min_clusters has to be live as a whole; waiting for more than there are would never end."""
+    """Return whether enough of the last roster is live since the start: the coordinator then has its statements. A roster
+    smaller than min_clusters has to be live as a whole; more clusters than it has would never come."""
     roster = state.head.roster
     if state.starting_since is None or not roster:
         return True
@@ -589,7 +589,8 @@ def _below_quorum(state: RoundState) -> str:
     waits = [shortly(away)] * bool(away) + [several(others, "more cluster")] * (others > 0)
     asks = f"; {several(len(_complete(state)), 'cluster asks', 'clusters ask')} for a seat" if state.gathered.claims else ""
     are = several(len(live), "cluster is", "clusters are")
-    return f"{are} live and the run needs {wanted}: no deadline passes while it waits for {' and '.join(waits)}{asks}"
+    needs = f"the run needs {wanted} (rounds.min_clusters)"
+    return f"{are} live and {needs}: no deadline passes while it waits for {' and '.join(waits)}{asks}"
 
 
 def _names(what: str, clusters: Iterable[str]) -> str:

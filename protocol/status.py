@@ -15,7 +15,7 @@ FEWER_MACHINES = (
 FINISHED = "`dilocox export DIR` writes the model, `dilocox leave` ends this node; until then it serves the state to others"
 """Advice for a run that is over."""
 REMINDER_SECONDS = 60.0
-"""Between two log lines of a run that waits for them."""
+"""Seconds between two log lines of a run that waits for its first clusters."""
 
 
 @dataclass(frozen=True)

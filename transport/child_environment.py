@@ -1,7 +1,9 @@
 """The environment of child processes: what they need of the daemon's, and no secret of it."""
 
 import os
+import re
 from collections.abc import Mapping
+from urllib.parse import urlsplit
 
 __all__ = ["child_environment"]
 
@@ -31,6 +33,25 @@ NAMES = frozenset(
         "HF_HOME",
         "HF_HUB_OFFLINE",
         "TRANSFORMERS_OFFLINE",
+        "TRANSFORMERS_CACHE",
+        # Compilers of Triton and torch.compile, and what they look for.
+        "CC",
+        "CXX",
+        "CPATH",
+        "C_INCLUDE_PATH",
+        "CPLUS_INCLUDE_PATH",
+        "LIBRARY_PATH",
+        "LDFLAGS",
+        "CFLAGS",
+        "CXXFLAGS",
+        "MAX_JOBS",
+        "CONDA_PREFIX",
+        "CONDA_DEFAULT_ENV",
+        "GPU_DEVICE_ORDINAL",
+        "CURL_CA_BUNDLE",
+        "REQUESTS_CA_BUNDLE",
+        "NO_PROXY",
+        "no_proxy",
     ]
 )
 PREFIXES = [
@@ -56,14 +77,45 @@ PREFIXES = [
     "HIP_",
     "HSA_",
     "ROCR_",
+    "ROCM_",
+    "ROCBLAS_",
+    "HIPBLASLT_",
+    "MIOPEN_",
+    "RCCL_",
+    "AMD_",
+    "AMDGPU_",
+    "UCX_",
+    "FI_",
+    "IBV_",
+    "MLX5_",
+    "INDUCTOR_",
+    "KINETO_",
     "GRPC_",
     "FAKETIME",
     "COVERAGE_",
 ]
-"""Of libraries' settings, which hold no secrets."""
+"""Prefixes of libraries' settings."""
+PROXIES = frozenset(["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"])
+SECRET = re.compile("KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
+"""Part of a name whose value is a secret, whatever library reads it."""
 
 
 def child_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the variables that a child inherits, and `more`. Keys of an archive, tokens and options of the daemon stay here."""
-    passed = {name: value for name, value in os.environ.items() if name in NAMES or name.startswith(tuple(PREFIXES))}
+    """Return the variables that a child inherits, and `more`. Keys of an archive, tokens, passwords of proxies and options of the
+    daemon are left out."""
+    passed = {name: value for name, value in os.environ.items() if _passes(name, value)}
     return {**passed, **(more or {})}
+
+
+def _passes(name: str, value: str) -> bool:
+    if SECRET.search(name):
+        return False
+    return name in NAMES or name.startswith(tuple(PREFIXES)) or (name in PROXIES and not _has_user(value))
+
+
+def _has_user(url: str) -> bool:
+    """Return whether a proxy's URL has a user or password, or cannot be read."""
+    try:
+        return "@" in urlsplit(url if "//" in url else f"//{url}").netloc
+    except ValueError:
+        return True

@@ -33,7 +33,7 @@ __all__ = [
 Folders = Mapping[str, Path]
 """NAME -> DIR."""
 SHOWN_CHARACTERS = 300
-"""Of an option that is wrong: a shell may put anything there."""
+"""Most characters of a wrong option in a message: a shell may put anything there."""
 DIGEST = "digest"
 """The file with the digest of the corpus that was last built in its folder."""
 

@@ -48,7 +48,7 @@ from hivemind.utils.timed_storage import get_dht_time
 
 from dilocox.protocol import limits, market
 from dilocox.protocol.crypto import Identity
-from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.errors import LocalError, RemoteError
 from dilocox.protocol.messages import open_envelope, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport import line
@@ -74,6 +74,12 @@ MEET_SECONDS = 30.0
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 30.0
 """Between two looks for peers that we were told of and have not met."""
 STOP_SECONDS = 3.0
+SOCKET_PATH_BYTES = 107
+"""Longest path of a unix socket in Linux."""
+SOCKET_NAME_BYTES = len("/p2pclient-0123456789a.sock")
+"""Longest name that hivemind gives a socket, with its slash."""
+SHORT_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
+"""Folders for sockets, if the folder for temporary files has a longer path or cannot be used."""
 LINE_PROTOCOL = "dilocox/market/line/1"
 MEASURE_SECONDS = 60.0
 """For one peer to measure a line: 256 KiB both ways at 64 kbit/s."""
@@ -193,23 +199,34 @@ class LineMeter:
         return True
 
 
-def socket_folder(home: Path) -> Path:
-    """Make the folder of libp2p's sockets for the daemon that lives in `home`, without what a killed process left in it."""
-    place = hashlib.sha256(os.fsencode(home.absolute())).hexdigest()[:12]
-    folder = Path(tempfile.gettempdir()) / f"dilocox-{os.getuid()}-{place}"
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    status = folder.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-        return Path(tempfile.mkdtemp(prefix="dilocox-"))  # another user's: that name is taken
-    for left in folder.glob("p2p*.sock"):
-        left.unlink(missing_ok=True)
-    return folder
+def socket_folder(home: Path, run_id: bytes) -> Path:
+    """Make the folder of libp2p's sockets for the child of this home and run, without what a killed process left in it.
+
+    Raises LocalError where no folder for temporary files can be used.
+    """
+    place = hashlib.sha256(os.fsencode(home.absolute()) + b"\0" + run_id).hexdigest()[:12]
+    name = f"dilocox-{os.getuid()}-{place}"
+    roots = list(dict.fromkeys([tempfile.gettempdir(), *SHORT_FOLDERS]))
+    for root in roots:
+        folder = Path(root) / name
+        if len(os.fsencode(folder)) > SOCKET_PATH_BYTES - SOCKET_NAME_BYTES:
+            continue
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            status = folder.lstat()
+            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+                continue  # another user took this name
+            for left in folder.glob("p2p*.sock"):
+                left.unlink(missing_ok=True)
+        except OSError:
+            continue
+        return folder
+    raise LocalError(f"no folder for sockets can be made in {', '.join(roots)}: set TMPDIR to a folder with a short path")
 
 
 async def run(settings: dict[str, Any]) -> None:
     run_id = bytes.fromhex(settings["run_id"])
-    sockets = await asyncio.to_thread(socket_folder, Path(settings["identity"]).parent)
+    sockets = await asyncio.to_thread(socket_folder, Path(settings["identity"]).parent, run_id)
 
     class OwnP2P(P2P):
         _UNIX_SOCKET_PREFIX = f"/unix{sockets}/"  # hivemind's lies in /tmp, where killed daemons' sockets stay for ever

@@ -12,8 +12,10 @@ import itertools
 import json
 import logging
 import os
+import select
 import shutil
 import stat
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -47,7 +49,9 @@ T = TypeVar("T")
 HALF = ".dilocox-part"
 """At the end of the name of a folder that is being written."""
 CHAIN, EVENTS = "chain.db", "events.db"
-"""In the folder of a run."""
+"""Names of files in the folder of a run."""
+PIPE_SECONDS, PIPE_PAUSE_SECONDS = 60.0, 0.05
+"""Longest wait for a pipe's last byte, such as for a command on another machine; longest pause between two reads."""
 NAMED_BYTES = 1 << 20
 """Of a file that a person names and that holds a line or a page: a run, a link, a template, a quote."""
 JSON_BYTES = 64 << 20
@@ -229,9 +233,36 @@ def read_at_most(path: Path, most: int) -> bytes:
     return data
 
 
-def read_named(path: Path) -> str:
-    """Return the text of a file that a person names, without a byte order mark. Raises ConfigError, OSError, UnicodeDecodeError."""
-    return io.TextIOWrapper(io.BytesIO(read_at_most(path, NAMED_BYTES)), encoding="utf-8-sig").read()
+def read_named(path: Path, piped: bool = False) -> str:
+    """Return the text of a file that a person names, without a byte order mark. `piped`: it may be a pipe, such as a shell's <(…).
+
+    Raises ConfigError, OSError, UnicodeDecodeError.
+    """
+    is_pipe = piped and stat.S_ISFIFO(path.stat().st_mode)
+    data = _read_pipe(path, NAMED_BYTES) if is_pipe else read_at_most(path, NAMED_BYTES)
+    return io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig").read()
+
+
+def _read_pipe(path: Path, most: int) -> bytes:
+    """Read a pipe until its writers have closed it. Raises ConfigError after PIPE_SECONDS, or beyond `most` bytes, OSError."""
+    deadline, data = time.monotonic() + PIPE_SECONDS, bytearray()
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with contextlib.closing(os.fdopen(handle, "rb", buffering=0)) as file:
+        while len(data) <= most:
+            try:
+                part = os.read(handle, most + 1)
+            except BlockingIOError:
+                part = None  # it has a writer
+            if part:
+                data += part
+                continue
+            if data and part == b"":
+                return bytes(data)
+            if (left := deadline - time.monotonic()) <= 0:
+                raise ConfigError(f"{path} is a pipe that nobody closed within {PIPE_SECONDS:g} s: write to it, or name a file")
+            # A pipe without a writer reads as if it had ended, and wakes nobody.
+            select.select([file] if part is None else [], [], [], min(left, PIPE_PAUSE_SECONDS))
+    raise ConfigError(f"{path} gives more than the {most >> 20} MiB that such a file may have")
 
 
 def read_json(path: Path) -> Any:

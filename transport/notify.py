@@ -102,7 +102,7 @@ def read_secret(option: str, text: str) -> str:
     """What was said to an option, or the file that it names after an @ holds. Raises ConfigError, which does not show it."""
     if text.startswith("@"):
         try:
-            text = read_named(Path(text[1:]))
+            text = read_named(Path(text[1:]), piped=True)
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{option} cannot be read from its file: {error}") from error
     return text.strip()

@@ -29,7 +29,7 @@ __all__ = ["FATES", "ChatEncoder", "fitted", "open_chat_encoder"]
 Rendering = Callable[..., tuple[str, list[tuple[int, int]]]]
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 AS_JSON = re.compile(r"(arguments|function|tool_call)['\"\]]*\s*\|\s*tojson")
-"""In a template that writes the arguments of a call as JSON."""
+"""Part of a template that writes the arguments of a call as JSON."""
 OPEN_TAG = re.compile(r"<[^<>]*$")
 NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 HEAVY = 3
@@ -53,7 +53,7 @@ ADVICE = {
     "refused": "Name a template that writes them with --chat-template",
     "not_found": "Name a template that marks its answers ({% generation %}) with --chat-template",
 }
-"""What to do about most of those that were left out."""
+"""Advice by the commonest reason for which conversations were left out."""
 
 
 class ChatEncoder:

@@ -16,7 +16,7 @@ from dilocox.transport.files import leads_out, open_regular
 __all__ = ["STDLIB", "Found", "find_files"]
 
 STDLIB = "stdlib"
-"""As a source: the text of Python's own standard library, which is on any machine that runs this."""
+"""Name of a source: the text of Python's standard library, which every machine with Python has."""
 NOT_STDLIB = {"site-packages", "test", "tests", "idlelib", "__pycache__"}
 ABOUT = {"readme", "license", "licence", "copying", "notice", "copyright", "authors", "credits", "changelog", "citation"}
 ABOUT |= {"contributing", "code_of_conduct", "security", "dataset_card", "datasheet"}
@@ -30,7 +30,7 @@ MACOS = "__MACOSX"
 
 @dataclass
 class Found:
-    """What `find_files` read and left out, for a person."""
+    """Files that `find_files` read and left out, in words."""
 
     read: Counter[str] = field(default_factory=Counter)
     left_out: dict[str, list[str]] = field(default_factory=dict)

@@ -28,12 +28,13 @@ PIECE_BYTES = 64 << 10
 DOCUMENT_BYTES = 64 << 20
 """Largest line or value of JSON, and largest row of a table."""
 READ_CHARACTERS = 1 << 20
-"""Of a JSON file, at a time."""
+"""Characters of a JSON file that are read at a time."""
 TEXTS, RECORDS, TABLES = (".txt", ".md"), (".jsonl", ".ndjson", ".jsonlines", ".ldjson"), (".parquet", ".arrow")
 """Endings of the files that are taken from a folder; the first two kinds also before .gz."""
 KNOWN = (*TEXTS, *RECORDS, ".json", *TABLES)
 TABLE_ROWS, TABLE_BYTES = 64, 1 << 30
-"""In memory at a time; fewer rows, one at least, where a group of rows has so many bytes that all might be one row's."""
+"""Most rows, and bytes, of a table in memory. A group of more bytes is read in fewer rows, one at least: all of its bytes may
+belong to one row."""
 MARK = "\ufeff"
 """A byte order mark."""
 GAP = re.compile(r"[\s,\ufeff]*")

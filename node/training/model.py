@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -15,14 +14,11 @@ from transformers.models.mistral import modeling_mistral
 from transformers.models.qwen2 import modeling_qwen2
 from transformers.models.qwen3 import modeling_qwen3
 
-from dilocox.protocol.crypto import length_prefixed, sha256
+from dilocox.node.training.seed_state import initial_arrays
 from dilocox.protocol.manifest import Lora, Model
 from dilocox.protocol.tensors import TensorSpec, stage_tensors, stage_units
 
 __all__ = ["FAMILIES", "Chain", "Family", "Stage", "build_chain", "hugging_face_config", "initial_values"]
-
-GENERATOR_CHUNK = 1 << 22
-"""Values drawn at a time: 32 MiB of counters."""
 
 
 @dataclass(frozen=True)
@@ -187,22 +183,6 @@ def build_chain(model: Model, stages: list[int], device: torch.device, recompute
 
 
 def initial_values(spec: TensorSpec, seed: int) -> Iterator[tuple[int, Tensor]]:
-    """(offset, float32 values) of a tensor's initial weights: counter-based integers, scaled by one float32 product.
-
-    SplitMix64's output function of (key + counter); the key is derived from seed and name, so the bits depend neither on the
-    stage split nor on the machine.
-    """
-    if len(spec.shape) == 1 or not spec.initial:
-        yield 0, torch.full((spec.elements,), spec.initial)
-        return
-    key = int.from_bytes(sha256(b"dilocox-init-v1\0", seed.to_bytes(8, "big"), length_prefixed(spec.name.encode()))[:8], "big")
-    scale = np.float32(spec.initial * 3**0.5 / 2**23)  # uniform on [-a, a) has standard deviation a / sqrt(3)
-    for start in range(0, spec.elements, GENERATOR_CHUNK):
-        count = min(GENERATOR_CHUNK, spec.elements - start)
-        z = np.arange(start, start + count, dtype=np.uint64) + np.uint64(key)
-        z *= np.uint64(0x9E3779B97F4A7C15)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        z ^= z >> np.uint64(31)
-        integers = (z >> np.uint64(40)).astype(np.int32) - np.int32(1 << 23)
-        yield start, torch.from_numpy(integers.astype(np.float32) * scale)
+    """Yield (offset, float32 values) of a tensor's initial weights."""
+    for offset, values in initial_arrays(spec, seed):
+        yield offset, torch.from_numpy(values)

@@ -41,7 +41,7 @@ RUN = manifest(
     scoring={"voters": 2},
 )
 BOUND = RUN.model_copy(update={"model": RUN.model.model_copy(update={"seed_state": digest("initial").hex()})})
-"""Whose manifest names the initial state."""
+"""A run with a manifest that names the initial state."""
 SHARES = RUN.model_copy(update={"availability": Availability()})
 """In which clusters are drawn to ask others for shares, and tell of it."""
 LIAR = 1

@@ -1,4 +1,4 @@
-"""What is wrong with a run file: setting, value, what is allowed. No word of the library that checks it reaches a person."""
+"""Faults of a run file: each names setting, value and allowed values. No word of the library that checks it reaches a person."""
 
 import json
 import re

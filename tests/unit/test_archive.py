@@ -345,8 +345,18 @@ def test_an_object_in_anothers_place_does_not_open(tmp_path: Path):
 
 @pytest.mark.parametrize("url", ["ftp://host/folder", "s3://", "file://host/folder", "s3://bucket?x=1", "s3://key@bucket/x"])
 def test_an_address_that_is_none_is_a_sentence(url: str):
-    with pytest.raises(ConfigError, match="write a folder"):
+    with pytest.raises(ConfigError, match="is no archive: use a folder"):
         open_storage(url)
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://[::", "file://[a/x", "/a\0b", "file:///a%00b", "a" * 5000, "/srv/\ud800", "/tmp/" + "b" * 300]
+)
+def test_archive_that_no_path_or_url_can_name_is_refused_shortly(url: str):
+    with pytest.raises(ConfigError) as refused:
+        open_storage(url)
+    assert len(str(refused.value)) < 500
+    assert str(refused.value).isprintable()
 
 
 def test_addresses(tmp_path: Path):

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import socket
+import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dilocox.cli import check
+from dilocox.cli.exits import Exit
 from dilocox.cli.init import render_preset
 from dilocox.cli.main import app
 from dilocox.node import check as checks
@@ -127,6 +129,12 @@ def test_check_of_a_model_changed_after_init_says_its_new_initial_state(right: P
     [wrong] = [each for each in found if each["about"] == "model.seed_state"]
     assert wrong["level"] == Level.WRONG.value
     [value] = re.findall(r'seed_state = "([0-9a-f]{64})"', wrong["do"])
+    serve = ["coordinator", str(changed), "--home", str(tmp_path / "served"), "--port", "0", "--api", "127.0.0.1:0"]
+    served = subprocess.run([sys.executable, "-P", "-m", "dilocox.cli", *serve], capture_output=True, text=True)
+    assert served.returncode == Exit.USAGE
+    assert not served.stdout, "no link is printed"
+    assert value in served.stderr
+    assert "Traceback" not in served.stderr
     changed.write_text(re.sub(r'seed_state = "[0-9a-f]{64}"', f'seed_state = "{value}"', changed.read_text()))
     _, found = checked(changed, right.parent / "home")
     assert [each["level"] for each in found if each["about"] == "model.seed_state"] == [Level.FINE.value]

@@ -262,7 +262,7 @@ CALLING = (
 
 
 def called(arguments: Any) -> list[dict[str, Any]]:
-    """As OpenAI and TRL write a conversation with a call of a tool."""
+    """Return a conversation with a call of a tool, as OpenAI and TRL write it."""
     call = {"id": "1", "type": "function", "function": {"name": "w", "arguments": arguments}}
     asks = {"role": "assistant", "content": None, "tool_calls": [call]}
     said = [turn("user", "a"), asks, turn("tool", "b"), turn("assistant", "c")]

@@ -9,12 +9,13 @@ from typer.testing import CliRunner
 from dilocox.cli.main import app
 from dilocox.protocol import events, round
 from dilocox.protocol.errors import LocalError, reason_name
+from dilocox.protocol.ids import short
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.status import Status
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.event_log import EventLog
 from dilocox.views import rows as views
-from dilocox.views.explain import explain
+from dilocox.views.explain import explain, named
 from dilocox.views.reasons import REASONS, advice
 from tests.helpers import Told, identity, manifest
 
@@ -232,3 +233,15 @@ def test_the_verb_reads_a_folder(run: Run, tmp_path: Path):
         "round 4: slow and incomplete: 11.5 s (the median of the rounds before is 2.5 s; slow is above 3.8 s)" in shown.stdout
     )
     assert REASONS[pb.REASON_DID_NOT_VOTE].do in shown.stdout
+
+
+def test_explanation_names_each_peer_beside_its_short_id(run: Run):
+    value = explain(run.chain, run.read, 4, me=PEERS[0])
+    told = " ".join(row["says"] for row in value["findings"])
+    assert any(short(peer) in told for peer in PEERS)
+    shown = " ".join(row["says"] for row in named(value, dict(zip(PEERS, "abcdefgh", strict=False)))["findings"])
+    for peer, name in zip(PEERS, "abcdefgh", strict=False):
+        assert shown.count(f"{name} ({short(peer)})") == told.count(short(peer))
+    assert named(value, dict.fromkeys(PEERS, "")) == value, "a peer without a name stays an id"
+    nasty = named(value, dict.fromkeys(PEERS, "\x1b[31mx\n"))
+    assert all(row["says"].isprintable() for row in nasty["findings"])

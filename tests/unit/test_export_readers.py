@@ -46,7 +46,7 @@ KEYS = {
     "qwen2": {"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"},
     "qwen3": {"sliding_window", "use_sliding_window", "max_window_layers", "layer_types", "attention_bias", "head_dim"},
 }
-"""What the configuration classes of transformers 4 read of each family, beside what all of them read."""
+"""Keys that the configuration classes of transformers 4 read, by family, beside OF_ALL."""
 OF_ALL = {
     "architectures",
     "model_type",

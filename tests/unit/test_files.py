@@ -1,5 +1,6 @@
 """Open or heal: whatever lies damaged in a daemon's folder ends no daemon, is set aside, and is made or fetched again."""
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -7,8 +8,11 @@ import os
 import shutil
 import socket
 import sqlite3
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -26,7 +30,7 @@ from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
 from dilocox.protocol.messages import canonical
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import worker_pb2 as worker
-from dilocox.transport import tls
+from dilocox.transport import files, tls
 from dilocox.transport.archive.storage import open_storage
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile, DamagedError, open_database
@@ -611,3 +615,36 @@ def test_a_link_leads_out_of_its_folder_or_not(tmp_path: Path):
 def test_a_byte_order_mark_is_no_part_of_a_named_file(tmp_path: Path):
     (tmp_path / "f").write_bytes(b"\xef\xbb\xbfrun")
     assert read_named(tmp_path / "f") == "run"
+
+
+def test_a_link_on_a_pipe_is_read_until_its_command_ends(tmp_path: Path):
+    link = f"dilocox://h.example:1/{'A' * 43}"
+    program = "import sys; from pathlib import Path; from dilocox.transport.files import read_named; "
+    program += "print(read_named(Path(sys.argv[1]), piped=True), end='')"
+    for shell in (f"echo '{link}'", f"sleep 0.2; echo '{link}'", f"cat {tmp_path / 'link'}"):
+        (tmp_path / "link").write_text(link + "\n")
+        command = ["bash", "-c", f'"$@" <({shell})', "bash", sys.executable, "-P", "-c", program]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert done.stdout == link + "\n"
+    os.mkfifo(tmp_path / "pipe")
+    with ThreadPoolExecutor() as pool:
+        reading = pool.submit(read_named, tmp_path / "pipe", piped=True)
+        (tmp_path / "pipe").write_text("late")
+        assert reading.result() == "late"
+
+
+def test_a_pipe_that_gives_nothing_or_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor() as pool:
+        reading = pool.submit(read_named, pipe, piped=True)
+        with contextlib.suppress(BrokenPipeError), pipe.open("wb", buffering=0) as writer:
+            while not reading.done():
+                writer.write(bytes(1 << 16))
+        with pytest.raises(ConfigError, match="MiB"):
+            reading.result()
+    monkeypatch.setattr(files, "PIPE_SECONDS", 0.0)
+    with pytest.raises(ConfigError, match="nobody closed"):
+        read_named(pipe, piped=True)
+    with pytest.raises(ConfigError, match="FIFO"):
+        read_named(pipe)

@@ -1,14 +1,20 @@
 """A run that begins with imported weights: its manifest says the state of round 1, nobody begins with another, and who lacks it is
 given it."""
 
-from collections.abc import Iterable
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 import torch
 from typer.testing import CliRunner, Result
 
+from dilocox.cli.init import render_preset
 from dilocox.cli.main import app
+from dilocox.coordinator import daemon
 from dilocox.node.data.tokens import byte_tokenizer
 from dilocox.node.imported import import_weights
 from dilocox.node.outer.export import Vocabulary, export_model
@@ -18,15 +24,17 @@ from dilocox.node.training.trainer import Trainer, initial_state
 from dilocox.protocol import chain, member, round
 from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
 from dilocox.protocol.head import initial_head
-from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.manifest import Manifest, RunFileError
 from dilocox.protocol.messages import canonical
+from dilocox.protocol.model import Model
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import worker_pb2 as worker
 from dilocox.protocol.rules import Outcome
-from dilocox.protocol.tensors import stage_tensors
+from dilocox.protocol.tensors import stage_tensors, trained_count
 from dilocox.transport.blobs import BlobStore, digest_of
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.corpora import weights_library, weights_shelf
+from dilocox.transport.tasks import Stopped, Tasks
 from tests.corpora import corpus_of, words
 from tests.helpers import COORDINATOR, Table, digest, identity, manifest
 
@@ -77,9 +85,57 @@ def test_seed_state_is_the_state_that_every_node_makes(lora: bool):
     adapters = {"rank": 4, "alpha": 8.0, "base": digest("base").hex()}
     run = manifest(model={"lora": adapters, "layers": 4}, compression={"codec": "int4"}) if lora else manifest()
     stages = [digest_of([initial_state(run, stage).state_bytes()]) for stage in range(run.model.stages)]
-    told: list[int] = []
-    assert seed_state(run.model, told.append) == digest_of([canonical(pb.StageStates(digests=stages))])
-    assert told == list(range(run.model.stages))
+    hashed: list[int] = []
+    assert seed_state(run.model, hashed.append) == digest_of([canonical(pb.StageStates(digests=stages))])
+    assert sum(hashed) == 8 * trained_count(run.model)
+
+
+def test_seed_state_ends_with_what_its_progress_raises():
+    def progress(count: int) -> None:
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        seed_state(manifest().model, progress)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_coordinator_ends_where_the_manifest_names_another_state_than_its_seed_makes(
+    monkeypatch: pytest.MonkeyPatch, at_once: bool
+):
+    monkeypatch.setattr(daemon, "AT_ONCE_PARAMETERS", 10**9 if at_once else 0)
+    made = seed_state(manifest().model).hex()
+    right, wrong = (manifest(model={"seed_state": root}).model for root in (made, digest("changed").hex()))
+    async with AsyncExitStack() as closing:
+        tasks = Tasks()
+        closing.push_async_callback(tasks.close)
+        await daemon.verify_initial_state(right, seed_state, tasks, closing)
+        verifying = daemon.verify_initial_state(wrong, seed_state, tasks, closing)
+        if not at_once:
+            await verifying  # a large model's start is not delayed
+            verifying = tasks.wait()
+        with pytest.raises(ConfigError, match=made):
+            await verifying
+
+
+async def test_coordinator_that_closes_ends_the_computation_of_an_initial_state(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(daemon, "AT_ONCE_PARAMETERS", 0)
+    began, ended = threading.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def compute(model: Model, progress: Callable[[int], None], threads: int | None = None) -> bytes:
+        try:
+            while True:
+                progress(1)
+                began.set()
+        finally:
+            loop.call_soon_threadsafe(ended.set)
+
+    async with AsyncExitStack() as closing:
+        tasks = Tasks()
+        closing.push_async_callback(tasks.close)
+        await daemon.verify_initial_state(manifest().model, compute, tasks, closing)
+        await asyncio.to_thread(began.wait)
+    await ended.wait()
 
 
 def test_claim_of_another_state_is_rejected_where_the_manifest_names_what_the_seed_makes():
@@ -101,6 +157,26 @@ def test_genesis_seats_only_the_founders_that_an_open_run_names():
     assert not table.commits
     table.genesis()
     assert sorted(table.roster()) == [0, 1, 2]
+
+
+def test_manifest_of_an_open_run_with_fewer_founders_than_start_clusters_is_refused():
+    text = render_preset("tiny", "t", "00" * 32, machines=3)
+
+    def naming(*numbers: int, policy: str = "open") -> str:
+        names = ", ".join(f'"{identity(number).peer}"' for number in numbers)
+        return f'{text}\n[admission]\npolicy = "{policy}"\nallow = [{names}]\n'
+
+    for few in (naming(0), naming(0, 1), naming(0, 1, 1)):
+        with pytest.raises(RunFileError, match="start_clusters") as refused:
+            Manifest.from_toml(few)
+        assert "3 clusters" in str(refused.value)
+    Manifest.from_toml(naming(0, 1, 2))
+    Manifest.from_toml(naming(0, policy="allow-list"))  # which `dilocox hire` fills name by name
+    arrived = json.loads(Manifest.from_toml(naming(0, 1, 2)).canonical_bytes())
+    arrived["admission"]["allow"].pop()
+    with pytest.raises(RemoteError, match="start_clusters") as foreign:
+        Manifest.from_canonical(json.dumps(arrived, sort_keys=True, separators=(",", ":")).encode())
+    assert foreign.value.reason == pb.REASON_MALFORMED
 
 
 def test_node_halts_where_its_seed_makes_another_state_than_the_manifest_names():

@@ -1,4 +1,4 @@
-"""What is asked often comes up at once: by what it may not load, which no busy machine changes."""
+"""Verbs that people run often start at once: tests hold which modules they may not load, on a busy machine too."""
 
 import os
 import subprocess

@@ -461,7 +461,7 @@ def test_a_rate_is_no_final_refusal(reason: pb.Reason):
 
 
 def offered_after(node: Node, reason: pb.Reason, head: bytes | None) -> bool:
-    """Whether our contribution is offered again after a rejection."""
+    """Return whether our contribution is offered again after a rejection."""
     mine = node.table.contribution(0)
     node.feed(member.Signed(mine))
     node.feed(member.Answered(mine, Outcome.REJECT, reason, "no", head))

@@ -275,6 +275,15 @@ def plotted(points: str, values: list[float], of: list[float]) -> bool:
     return heights == pytest.approx([190 - 168 * (value - least) / (most - least) for value in values], abs=0.06)
 
 
+async def test_no_width_of_a_screen_is_too_small_for_the_page(served, tmp_path: Path):
+    url, _ = served
+    async with browser(tmp_path / "browser", url) as tab:
+        await tab.wait("document.querySelectorAll('#rounds tbody th').length")
+        for width in (320, 390, 768, 1280):
+            await tab.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+            assert await tab.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, width
+
+
 async def test_the_page_has_the_numbers_of_the_rows_and_no_others(served, tmp_path: Path):
     """`top`, `rounds` and /metrics are held against the same rows in test_metrics.py."""
     url, _ = served

@@ -10,10 +10,12 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from dilocox.cli import common, data, init, progress, verify
+from dilocox.cli import seed_state as states
 from dilocox.cli.main import app
 from dilocox.cli.progress import working
 from dilocox.cli.testnet import waits_for
 from dilocox.protocol.ids import JoinLink
+from dilocox.protocol.tensors import trained_count
 from dilocox.transport.chain_file import ChainFile
 from dilocox.views import rows as views
 from tests.helpers import COORDINATOR, Table, manifest
@@ -112,3 +114,15 @@ def test_why_a_testnet_shows_no_row_yet():
         "round 0: the run begins when 3 clusters are here: 1 of 3; node-1 starting, 1 of 2 stage workers are up"
     )
     assert waits_for(None, {}) == "the coordinator does not answer"
+
+
+def test_initial_state_of_a_model_that_takes_long_is_announced_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(states, "ESTIMATE_SECONDS", 0.0)
+    monkeypatch.setattr(states, "LONG_SECONDS", 0.0)
+    model = manifest().model
+    with working("begins") as bar:
+        assert states.compute_with_bar(model, bar) == states.compute_state(model, lambda count: None)
+    [line] = capsys.readouterr().err.splitlines()
+    assert f"{trained_count(model):,} parameters" in line

@@ -103,7 +103,7 @@ def test_a_place_that_cannot_be_used_is_a_sentence(tmp_path: Path, bucket: S3Dou
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"^DIR .*file is a file"):
         Snapshots(str(tmp_path / "file" / "models"), RUN)
-    with pytest.raises(ConfigError, match=r"^DIR ftp://x: write a folder"):
+    with pytest.raises(ConfigError, match=r"^DIR ftp://x is no archive: use a folder"):
         Snapshots("ftp://x", RUN)
     place = Snapshots("s3://bucket/models", RUN)
     bucket.down = True

@@ -1,4 +1,4 @@
-"""Which files of a folder are data, what is said of the rest, and what of a file is its text."""
+"""Files of a folder: those that are data, messages about the rest, and the text of each."""
 
 import gzip
 import json

@@ -49,7 +49,7 @@ def after(
 
 @pytest.mark.parametrize(("policy", "rounds"), [("open", 64), ("allow-list", 0)])
 def test_standing_is_earned_in_open_runs(policy: str, rounds: int):
-    run = manifest(admission={"policy": policy, "allow": [name(0)]})
+    run = manifest(admission={"policy": policy, "allow": [name(0)]}, rounds={"start_clusters": 1, "min_clusters": 1})
     assert run.standing_rounds == rounds
     assert standing.say(run, {"a": Record(17)}, "a") == (17 if rounds else 1)
     assert standing.say(run, {}, "a") == (4 if rounds else 1)

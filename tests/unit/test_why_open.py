@@ -121,7 +121,7 @@ def closing(*reported: int) -> Table:
 
 
 BEGINS = "the run begins when 3 clusters are here: "
-BELOW = "1 cluster is live and the run needs 2: no deadline passes while it waits for "
+BELOW = "1 cluster is live and the run needs 2 (rounds.min_clusters): no deadline passes while it waits for "
 STARTED = "started again: waiting until more than half of the roster is live, at least"
 WAITS = [
     (empty, "gathering", f"{BEGINS}0 of 3"),

@@ -15,6 +15,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 from obstore.store import S3Store
 
 from dilocox.protocol.errors import ConfigError, RemoteError
+from dilocox.protocol.ids import printable
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.files import fsync_directory, open_regular, write_atomically, write_new
 
@@ -22,6 +23,8 @@ __all__ = ["BucketStorage", "FolderStorage", "Storage", "open_storage"]
 
 T = TypeVar("T")
 
+SHOWN_CHARACTERS = 200
+"""Most that an error repeats of a path."""
 LISTED = 1 << 20
 """Names in one folder, at most: a blob of the largest size has fewer parts."""
 ATTEMPTS = 4
@@ -66,22 +69,34 @@ def open_storage(url: str, option: str = "--archive") -> Storage:
     scheme, separator, _ = url.partition("://")
     if not separator:
         return _folder(Path(url), option)
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise ConfigError(
+            f"{option} {printable(url)[:SHOWN_CHARACTERS]} is no URL: {error}. Use file:///PATH or s3://BUCKET/PREFIX"
+        ) from error
     if scheme == "file" and parts.netloc in ("", "localhost") and parts.path:
         return _folder(Path(unquote(parts.path)), option)
     if scheme == "s3" and parts.netloc and not parts.query and not parts.fragment and "@" not in parts.netloc:
         return BucketStorage(parts.netloc, parts.path.strip("/"))
     raise ConfigError(
-        f"{option} {url}: write a folder, file:///PATH or s3://BUCKET/PREFIX; where a bucket is and who asks, AWS_ENDPOINT_URL,"
-        " AWS_REGION, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY say"
+        f"{option} {printable(url)[:SHOWN_CHARACTERS]} is no archive: use a folder, file:///PATH or s3://BUCKET/PREFIX. Set the"
+        " bucket's server and credentials with AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
     )
 
 
 def _folder(path: Path, option: str) -> "FolderStorage":
     """Raises ConfigError where there cannot be such a folder."""
-    there = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
+    shown = printable(str(path))[:SHOWN_CHARACTERS]
+    try:
+        if b"\0" in os.fsencode(path):
+            raise ValueError
+        there = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
+    except (OSError, ValueError) as error:  # too long a name, a zero byte, half of a character
+        why = error.strerror if isinstance(error, OSError) else "it holds characters that no path has"
+        raise ConfigError(f"{option} {shown}: {why}. Name another folder") from error
     if not there.is_dir():
-        raise ConfigError(f"{option} {path}: {there} is a file. Name a folder, or file:///PATH or s3://BUCKET/PREFIX")
+        raise ConfigError(f"{option} {shown}: {there} is a file. Name a folder, or file:///PATH or s3://BUCKET/PREFIX")
     return FolderStorage(path)
 
 
