@@ -101,8 +101,6 @@ def _training(manifest: Manifest) -> Iterator[Finding]:
     ):
         if rate > most:
             yield Finding(Level.ODD, key, f"{rate:g} is above {most:g}: nothing we know of trains so", f"try {most / 10:g}")
-    if outer.aggregate != "trimmed" and _said(outer, "trim_share"):
-        yield _idle("outer.trim_share", "without outer.aggregate = trimmed")
     if outer.momentum_warmup_rounds and not outer.momentum:
         yield _idle("outer.momentum_warmup_rounds", "where outer.momentum is 0")
 

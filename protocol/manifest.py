@@ -129,10 +129,8 @@ class Outer(Section):
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     momentum_warmup_rounds: Count = 0
     """Momentum rises evenly to its value over so many rounds."""
-    aggregate: Literal["mean", "trimmed", "centered-clip"] = "mean"
+    aggregate: Literal["mean", "centered-clip"] = "mean"
     """How payloads become one pseudo-gradient (node/outer/aggregate.py says what each costs)."""
-    trim_share: Annotated[float, Field(gt=0, lt=0.5)] = 0.25
-    """Of trimmed: this share of the payloads, rounded up, is left out at either end of every coordinate."""
 
 
 class Compression(Section):

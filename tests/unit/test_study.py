@@ -293,7 +293,7 @@ def test_nothing_that_a_key_leaves_out_has_changed():
         "checkpoint_activations": False,
         "precision": "auto",
     }
-    assert left["outer"] == {"momentum_warmup_rounds": 0, "aggregate": "mean", "trim_share": 0.25}
+    assert left["outer"] == {"momentum_warmup_rounds": 0, "aggregate": "mean"}
     assert {key: left["compression"][key] for key in ("power_iterations", "error_feedback", "feedback_decay", "adapt")} == {
         "power_iterations": 2,
         "error_feedback": True,
