@@ -422,7 +422,7 @@ class Lab:
             ledger=ledger.top_up(sorted(head.roster), ahead),
             norm=median,
             rank_or_k=rank_or_k,
-            inner_steps=adaptive.next_inner_steps(self.run, head.round + 1, rank_or_k),
+            inner_steps=self.run.inner_steps(head.round + 1),
         )
 
     def evaluate(self) -> float:

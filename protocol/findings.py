@@ -111,8 +111,6 @@ def _compression(manifest: Manifest) -> Iterator[Finding]:
         yield _idle("compression.rank", f"of {compression.codec}")
     if compression.codec != "topk-int2" and compression.k is not None:
         yield _idle("compression.k", f"of {compression.codec}")
-    if compression.adapt == "fixed" and (_said(compression, "min_keep") or _said(compression, "max_keep")):
-        yield _idle("compression.min_keep and max_keep", "where compression.adapt is fixed")
     if compression.codec == "lowrank-int4" and compression.keep > (most := min(model.hidden_size, model.intermediate_size)):
         yield Finding(
             Level.ODD,
@@ -163,8 +161,6 @@ def _rounds(manifest: Manifest) -> Iterator[Finding]:
         yield _idle("rounds.first_inner_steps", "without rounds.synchronous_rounds")
     if rounds.overlap != "rebase" and _said(rounds, "lead_weight"):
         yield _idle("rounds.lead_weight", f"with overlap {rounds.overlap}")
-    if rounds.min_inner_steps is not None and manifest.compression.adapt == "fixed":
-        yield _idle("rounds.min_inner_steps", "where compression.adapt is fixed")
     for key, every in (("rounds.snapshot_every", rounds.snapshot_every), ("rounds.evaluate_every", rounds.evaluate_every)):
         if every > rounds.count:
             yield Finding(

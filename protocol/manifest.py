@@ -147,16 +147,9 @@ class Compression(Section):
     error_feedback: bool = True
     feedback_decay: Fraction = 1.0
     """What is left in the feedback after encoding is multiplied by this."""
-    adapt: Literal["fixed", "effective-rank", "error-budget"] = "fixed"
-    """How rank or k follow what the contributions measure (protocol/adaptive.py), decided once a round in the commit. At equal
-    bytes none has beaten `fixed` by more than seeds differ, and error-budget loses with topk-int2 (docs/results.md)."""
-    min_keep: Annotated[int, Field(gt=0, le=limits.TOPK)] = 1
-    max_keep: Annotated[int, Field(gt=0, le=limits.TOPK)] | None = None
-    """Bounds of rank or k when it adapts; default max: the limit of the codec."""
-    rank_window: Annotated[int, Field(gt=0, le=1000)] = 5
-    """effective-rank: rounds over which the effective rank is averaged."""
-    error_budget: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    """error-budget: the relative error is held here."""
+    adapt: Literal["fixed", "effective-rank"] = "fixed"
+    """Rule by which the rank of lowrank-int4 changes from round to round (protocol/adaptive.py). At equal bytes effective-rank has
+    not ended lower than `fixed` by more than seeds differ (docs/results.md)."""
 
     @model_validator(mode="after")
     def _consistent(self) -> "Compression":
@@ -168,15 +161,8 @@ class Compression(Section):
             yield "lowrank-int4 needs a rank"
         if self.codec == "topk-int2" and self.k is None:
             yield "topk-int2 needs k"
-        if self.adapt != "fixed" and not self.min_keep <= self.keep <= self.largest_keep:
-            yield "min_keep <= rank or k <= max_keep does not hold, or the codec has neither"
-        if self.adapt == "effective-rank" and self.codec != "lowrank-int4":
+        if self.adapt != "fixed" and self.codec != "lowrank-int4":
             yield "only lowrank-int4 measures an effective rank"
-
-    @property
-    def largest_keep(self) -> int:
-        limit = limits.RANK if self.codec == "lowrank-int4" else limits.TOPK
-        return min(self.max_keep or limit, limit)
 
     @property
     def keep(self) -> int:
@@ -191,8 +177,6 @@ class Rounds(Section):
     """While a commit is late a peer goes on to this many steps, then waits."""
     round_seconds: Annotated[float, Field(gt=0, le=7 * 86400)] | None = None
     """Time-boxed rounds: a phase lasts so long instead of inner_steps, and each cluster takes the steps that fit."""
-    min_inner_steps: Annotated[int, Field(gt=0, le=limits.INNER_STEPS)] | None = None
-    """H follows rank or k in proportion, not below this, so that the exchange stays as hidden as it is; default: H is fixed."""
     overlap: Literal["none", "delayed", "rebase"] = "rebase"
     lead_weight: Annotated[float, Field(ge=0, le=1)] = 0.5
     """Of rebase: how much of its own work a cluster keeps in its parameters until the commit that holds it arrives."""
@@ -233,8 +217,6 @@ class Rounds(Section):
     def _faults(self) -> Iterator[str]:
         if self.max_inner_steps < self.inner_steps or (self.first_inner_steps or 1) > self.inner_steps:
             yield "first_inner_steps <= inner_steps <= max_inner_steps does not hold"
-        if self.min_inner_steps is not None and self.min_inner_steps > self.inner_steps:
-            yield "min_inner_steps is above inner_steps"
         if self.start_clusters is not None and self.start_clusters < self.min_clusters:
             yield "start_clusters must be at least min_clusters"
         if self.round_seconds is not None and self.deadline_seconds <= self.round_seconds:
