@@ -120,10 +120,10 @@ ARMS = [
     ),
     Arm(
         "OpenDiLoCo",
-        "synchronous, fp16; rounds as long as equal bytes allow",
-        {"compression": {"codec": "fp16"}, "rounds": {"overlap": "none"}},
+        "synchronous, fp32; rounds as long as equal bytes allow",
+        {"compression": {"codec": "fp32"}, "rounds": {"overlap": "none"}},
         SYNCHRONOUS_RATES,
-        horizon=300,
+        horizon=600,
     ),
     Arm(
         "DiLoCoX",

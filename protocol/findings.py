@@ -101,8 +101,6 @@ def _training(manifest: Manifest) -> Iterator[Finding]:
     ):
         if rate > most:
             yield Finding(Level.ODD, key, f"{rate:g} is above {most:g}: nothing we know of trains so", f"try {most / 10:g}")
-    if outer.momentum_warmup_rounds and not outer.momentum:
-        yield _idle("outer.momentum_warmup_rounds", "where outer.momentum is 0")
 
 
 def _compression(manifest: Manifest) -> Iterator[Finding]:
@@ -118,7 +116,7 @@ def _compression(manifest: Manifest) -> Iterator[Finding]:
             f"{compression.keep} is above the model's largest rank, {most}: factors are larger than what they stand for",
             f"rank = {max(1, most // 4)}",
         )
-    if not compression.error_feedback and compression.codec not in ("fp16", "fp32"):
+    if not compression.error_feedback and compression.codec != "fp32":
         yield Finding(
             Level.ODD,
             "compression.error_feedback",

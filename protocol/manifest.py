@@ -127,21 +127,18 @@ class Outer(Section):
 
     learning_rate: Rate = 1.0
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    momentum_warmup_rounds: Count = 0
-    """Momentum rises evenly to its value over so many rounds."""
     aggregate: Literal["mean", "centered-clip"] = "mean"
     """How payloads become one pseudo-gradient (node/outer/aggregate.py says what each costs)."""
 
 
 class Compression(Section):
-    codec: Literal["lowrank-int4", "int4", "int2", "topk-int2", "fp16", "fp32"] = "lowrank-int4"
+    codec: Literal["lowrank-int4", "int4", "int2", "topk-int2", "fp32"] = "lowrank-int4"
     rank: Annotated[int, Field(gt=0, le=limits.RANK)] | None = None
     """Of lowrank-int4."""
     k: Annotated[int, Field(gt=0, le=limits.TOPK)] | None = None
     """Of topk-int2: values kept of every 4,096."""
     scope: Literal["chunk", "stage"] = "stage"
     """Where topk-int2's values compete: in each chunk of 4,096, or over the whole stage."""
-    power_iterations: Annotated[int, Field(gt=0, le=8)] = 2
     entropy_coding: bool = False
     """Huffman coding of the payload, lossless."""
     error_feedback: bool = True
@@ -512,10 +509,6 @@ class Manifest(Section):
         """Inner steps before a round, were every round to take its H: where a time-boxed round stands in the schedule."""
         ramp = min(round - 1, self.rounds.synchronous_rounds)
         return sum(self.inner_steps(n) for n in range(1, ramp + 1)) + (round - 1 - ramp) * self.rounds.inner_steps
-
-    def momentum(self, round: int) -> float:
-        """Of the outer optimizer in a round."""
-        return self.outer.momentum * min(1.0, round / max(1, self.outer.momentum_warmup_rounds))
 
     def overlap(self, round: int) -> str:
         return "none" if round <= self.rounds.synchronous_rounds else self.rounds.overlap

@@ -5,7 +5,7 @@
     int2           two magnitudes with a sign, bin means per group of 4,096 values
     topk-int2      the largest values, as int2; the others are 0. They compete per group, or over the whole stage: then each byte
                    goes where the energy is, whatever the tensor
-    fp16, fp32     uncompressed
+    fp32           uncompressed
 
 Encoding may differ between machines; decoding is bit-exact on all of them.
 """
@@ -79,7 +79,7 @@ class StageEncoder:
         match layout.form:
             case Form.LOWRANK:
                 shaped = matrix.reshape(layout.rows, layout.columns).to(self._device)
-                factors = lowrank.factorize(shaped, layout.rank, warm, self._compression.power_iterations)
+                factors = lowrank.factorize(shaped, layout.rank, warm)
                 arrays = quantize(factors.p), quantize(factors.q)
                 return Encoded((layout, arrays), factors.warm)
             case Form.INT4:
@@ -88,8 +88,6 @@ class StageEncoder:
                 array = encode_levels(flat, self._device)
             case Form.SPARSE:
                 array = next(self._sparse)
-            case Form.FP16:
-                array = Floats(flat.clamp(-65504, 65504).half().cpu().numpy())
             case Form.FP32:
                 sent = flat.clamp(-LARGEST, LARGEST)
                 array = Floats(sent.where(sent.abs() >= SMALLEST, 0.0).cpu().numpy().copy())

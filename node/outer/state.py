@@ -154,7 +154,6 @@ class StageState:
         self,
         payloads: Sequence[memoryview],
         tokens: Sequence[int],
-        round: int = 1,
         rank_or_k: int | None = None,
         factors: Sequence[Sequence[float]] | None = None,
     ) -> None:
@@ -168,7 +167,7 @@ class StageState:
         layout = self.layout(rank_or_k)
         parsed = [wire.parse(raw, layout) for raw in payloads]
         factors = factors or [[1.0] * len(self.specs)] * len(payloads)
-        outer, decay = self.manifest.outer, self.manifest.momentum(round)
+        outer = self.manifest.outer
         measures, ranks = self.manifest.compression.adapt == "effective-rank", []
         copies = zip(self.views(self.committed[0]), self.views(self.committed[1]), strict=True)
         for index, ((_, theta), (_, momentum)) in enumerate(copies):
@@ -177,7 +176,7 @@ class StageState:
             if measures and (rank := decoder.effective_rank([float(count) for count in tokens])) is not None:
                 ranks.append(rank)
             for start, stop, (values, moment) in self.passage.each([theta.view(-1), momentum.view(-1)], decoder.stretches()):
-                _outer_step(values, moment, combine(start, stop).float(), outer.learning_rate, decay)
+                _outer_step(values, moment, combine(start, stop).float(), outer.learning_rate, outer.momentum)
         self.effective_rank = sum(ranks) / len(ranks) if ranks else 0.0
 
 

@@ -37,7 +37,7 @@ def run_with(**rounds: object) -> Manifest:
         model={"layers": 2, "sequence_length": 32},
         data={**stdlib().settings, "evaluation_sequences": 8},
         training={"optimizer": "muon", "learning_rate": 3e-3, "warmup_steps": 10},
-        outer={"learning_rate": 0.9, "momentum": 0.3, "momentum_warmup_rounds": 3},
+        outer={"learning_rate": 0.9, "momentum": 0.3},
         compression={"codec": "topk-int2", "k": 400, "entropy_coding": True},
         rounds={"count": 5, "inner_steps": 8, "max_inner_steps": 14, "min_clusters": 2, "start_clusters": 2, **rounds},
     )

@@ -125,8 +125,8 @@ def test_the_apply_has_the_same_bits_at_any_stretch_and_thread_count(
 
     def applied() -> bytes:
         fresh = StageState(run, 1)
-        fresh.apply(payloads, [64, 64, 128, 32, 64], 1, None, factors)
-        fresh.apply(payloads[::-1], [64, 64, 128, 32, 64], 2, None, factors)
+        fresh.apply(payloads, [64, 64, 128, 32, 64], None, factors)
+        fresh.apply(payloads[::-1], [64, 64, 128, 32, 64], None, factors)
         return bytes(fresh.state_bytes())
 
     threads = torch.get_num_threads()

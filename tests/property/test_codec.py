@@ -131,7 +131,6 @@ CODECS = [
     {"codec": "int2"},
     {"codec": "topk-int2", "k": 300, "scope": "chunk"},
     {"codec": "topk-int2", "k": 300, "scope": "stage", "entropy_coding": True},
-    {"codec": "fp16"},
     {"codec": "fp32", "entropy_coding": True},
 ]
 

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from dilocox.protocol import limits
 from dilocox.protocol.adaptive import STEP, next_rank_or_k
-from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.pb import messages_pb2 as pb
 from tests.helpers import Table, manifest
 
@@ -72,11 +71,6 @@ def test_the_commit_records_the_decision_and_anyone_recomputes_it():
 def test_a_codec_without_a_rank_cannot_adapt(codec: dict[str, object]):
     with pytest.raises(ValueError, match="effective rank"):
         manifest(compression={**codec, "adapt": "effective-rank"})
-
-
-def test_momentum_rises_over_its_warm_up():
-    run: Manifest = manifest(outer={"momentum": 0.8, "momentum_warmup_rounds": 4})
-    assert [round(run.momentum(n), 3) for n in (1, 2, 4, 9)] == [0.2, 0.4, 0.8, 0.8]
 
 
 def test_a_time_boxed_round_stands_where_its_steps_would_be():

@@ -225,7 +225,6 @@ ODD: list[tuple[dict[str, dict[str, Any]], str]] = [
     ({"training": {"learning_rate": 3.0}}, "training.learning_rate"),
     ({"training": {"optimizer": "muon", "muon_learning_rate": 2.0}}, "training.muon_learning_rate"),
     ({"outer": {"learning_rate": 7.0}}, "outer.learning_rate"),
-    ({"outer": {"momentum_warmup_rounds": 3}}, "outer.momentum_warmup_rounds"),
     ({"compression": {"k": 9}}, "compression.k"),
     ({"compression": {"codec": "int4"}}, "compression.rank"),
     ({"compression": {"rank": 64}}, "compression.rank"),

@@ -38,7 +38,7 @@ def two_rounds(run: Manifest, where: Passage) -> list[torch.Tensor]:
         start_phase(state, live, private_share=0.5)
         raw = state.encode().raw
         state.return_to_feedback(memoryview(raw), shares=[0.25] * len(state.specs))
-        state.apply([memoryview(raw)] * 2, [100, 300], round, factors=[[0.75] * len(state.specs), [1.0] * len(state.specs)])
+        state.apply([memoryview(raw)] * 2, [100, 300], factors=[[0.75] * len(state.specs), [1.0] * len(state.specs)])
         rebase(state, live)
         payloads.append(torch.frombuffer(bytearray(raw), dtype=torch.uint8))
     warm = [tensor for _, tensor in sorted(state.warm.items())]

@@ -130,7 +130,7 @@ def test_it_recommends_waiting_where_waiting_is_sooner():
 OFFERS = [
     advice.Offer(Compression(codec="int2"), Method("dense", 2.5e8, 1, 1)),
     advice.Offer(Compression(codec="topk-int2", k=64), Method("sparse", 5e7, 1, 1)),
-    advice.Offer(Compression(codec="fp16"), Method("of which nothing is known", 1.0, 1, 1)),
+    advice.Offer(Compression(codec="fp32"), Method("of which nothing is known", 1.0, 1, 1)),
 ]
 LONG = manifest(training={"total_steps": 100_000, "optimizer": "muon"}, rounds={"inner_steps": 10, "max_inner_steps": 30})
 
@@ -497,7 +497,7 @@ def test_the_command_compares_codecs_and_says_what_it_assumes():
     )
     rows = {(row["codec"], row["inner_steps"]): row for row in report["rows"]}
     assert ("int2", 10) in rows
-    assert rows[("fp16", 20)]["payload_bytes"] > 10 * rows[("topk-int2 256", 20)]["payload_bytes"]
+    assert rows[("fp32", 20)]["payload_bytes"] > 20 * rows[("topk-int2 256", 20)]["payload_bytes"]
     assert len(report["assumptions"]) == 11
     assert report["site"]["step"]["activations"] == 0, "no pipeline leaves its box"
     assert "+0.7%" in dilocox("--paper").stdout
