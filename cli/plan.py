@@ -254,7 +254,7 @@ def _offers(manifest: Manifest, taking: Callable[[str, Compression], Method]) ->
         "int4": Compression(codec="int4", entropy_coding=True),
         # Coded it is 4% smaller, for a third more time to encode and two thirds more to apply.
         "int2": Compression(codec="int2"),
-        **{f"topk-int2 {k}": Compression(codec="topk-int2", k=k, scope="stage", entropy_coding=True) for k in shares},
+        **{f"topk-int2 {k}": Compression(codec="topk-int2", k=k, entropy_coding=True) for k in shares},
     }
     offers = []
     for name, compression in codecs.items():

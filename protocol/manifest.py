@@ -136,14 +136,10 @@ class Compression(Section):
     rank: Annotated[int, Field(gt=0, le=limits.RANK)] | None = None
     """Of lowrank-int4."""
     k: Annotated[int, Field(gt=0, le=limits.TOPK)] | None = None
-    """Of topk-int2: values kept of every 4,096."""
-    scope: Literal["chunk", "stage"] = "stage"
-    """Where topk-int2's values compete: in each chunk of 4,096, or over the whole stage."""
+    """Of topk-int2: values kept of every 4,096, on average over the stage."""
     entropy_coding: bool = False
     """Huffman coding of the payload, lossless."""
     error_feedback: bool = True
-    feedback_decay: Fraction = 1.0
-    """What is left in the feedback after encoding is multiplied by this."""
     adapt: Literal["fixed", "effective-rank"] = "fixed"
     """Rule by which the rank of lowrank-int4 changes from round to round (protocol/adaptive.py). At equal bytes effective-rank has
     not ended lower than `fixed` by more than seeds differ (docs/results.md)."""
