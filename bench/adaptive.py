@@ -1,9 +1,9 @@
-"""Adaptive compression: what each rule makes of rank or k and H, and whether it beats a fixed one that sends as much.
+"""Adaptive compression: how the effective-rank rule moves the rank, and whether it beats a fixed rank that sends as much.
 
-The rules decide as they do in a commit (protocol/adaptive.py), from what the clusters measure. Beside each of them a fixed rank or
-k, with the H that the rule began with, runs for as many steps and sends as many bytes, as nearly as whole ranks allow: what a rule
-is worth is the difference. `python -m bench.adaptive [--quick] [--check]`; --check exits with 1 where a rule that ADVISED names
-loses by more than the seeds differ.
+The rule decides as in a commit (protocol/adaptive.py), from what the clusters measure. Beside it a fixed rank runs for as many
+steps and sends as many bytes, as nearly as whole ranks allow: the difference is the worth of the rule.
+`python -m bench.adaptive [--quick] [--check]`; --check exits with 1 where a rule that ADVISED names loses by more than the seeds
+differ.
 """
 
 import statistics
@@ -22,20 +22,8 @@ __all__ = ["ADVISED", "COLUMNS", "Outcome", "cells", "main", "missed"]
 
 STEPS, QUICK_STEPS = 200, 40
 SEEDS, QUICK_SEEDS = 2, 1
-BOUNDS = {"min_keep": 4, "max_keep": 48}
 LOW_RANK = {"codec": "lowrank-int4", "rank": 16}
-SPARSE = {"codec": "topk-int2", "k": 256, "entropy_coding": True}
-RULES: dict[str, Settings] = {
-    "effective-rank": {"compression": {**LOW_RANK, **BOUNDS, "adapt": "effective-rank"}},
-    "effective-rank, H with it": {
-        "compression": {**LOW_RANK, **BOUNDS, "adapt": "effective-rank"},
-        "rounds": {"min_inner_steps": 5, "max_inner_steps": 80},
-    },
-    "error-budget": {"compression": {**LOW_RANK, **BOUNDS, "adapt": "error-budget", "error_budget": 0.7}},
-    "error-budget, top-k": {
-        "compression": {**SPARSE, "adapt": "error-budget", "error_budget": 0.7, "min_keep": 64, "max_keep": 1024}
-    },
-}
+RULES: dict[str, Settings] = {"effective-rank": {"compression": {**LOW_RANK, "adapt": "effective-rank"}}}
 ADVISED: frozenset[str] = frozenset()
 """Rules that a run file is advised to take."""
 

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from bench.report import load_preset
+from bench.sparseloco import SparseLoCoState
 from bench.texts import Text, stdlib
+from dilocox.node.outer.state import StageState
 from dilocox.protocol.manifest import Compression, Manifest, Model
 
 __all__ = ["ARMS", "CLUSTERS", "HORIZON", "RANK", "Arm", "Lengths", "Settings", "published_compression"]
@@ -47,6 +49,8 @@ class Arm:
     runner: Literal["lab", "allreduce", "cocktail"] = "lab"
     share: float = 0.0
     """Of CocktailSGD."""
+    states: type[StageState] = StageState
+    """How a lab's clusters encode."""
     horizon: int = HORIZON
 
     def manifest(self, choice: Settings, steps: int, seed: int, text: Text | None = None) -> Manifest:
@@ -103,7 +107,7 @@ MUON = {"optimizer": "muon"}
 MUON_RATES = _muon((3e-3, 0.02), (3e-3, 0.04), (6e-3, 0.02), (6e-3, 0.04))
 SYNCHRONOUS_RATES = _outer((3e-3, 1.0, 0.0), (6e-3, 1.0, 0.0), (3e-3, 0.7, 0.4), (3e-3, 0.7, 0.9))
 DELAYED_RATES = _outer((3e-3, 0.5, 0.0), (6e-3, 0.5, 0.0), (3e-3, 0.5, 0.5), (3e-3, 0.7, 0.9))
-OURS = {"codec": "topk-int2", "k": 230, "scope": "stage", "entropy_coding": True}
+OURS = {"codec": "topk-int2", "k": 230, "entropy_coding": True}
 """At half the round length half the bytes of a round."""
 OURS_HORIZON = 10
 SHORTER = {**OURS, "k": 95}
@@ -120,10 +124,10 @@ ARMS = [
     ),
     Arm(
         "OpenDiLoCo",
-        "synchronous, fp16; rounds as long as equal bytes allow",
-        {"compression": {"codec": "fp16"}, "rounds": {"overlap": "none"}},
+        "synchronous, fp32; rounds as long as equal bytes allow",
+        {"compression": {"codec": "fp32"}, "rounds": {"overlap": "none"}},
         SYNCHRONOUS_RATES,
-        horizon=300,
+        horizon=600,
     ),
     Arm(
         "DiLoCoX",
@@ -155,10 +159,11 @@ ARMS = [
         "SparseLoCo",
         "top-k of 4,096 in 2 bits, synchronous, feedback x 0.95: k as equal bytes allow",
         {
-            "compression": {"codec": "topk-int2", "k": 540, "scope": "chunk", "entropy_coding": True, "feedback_decay": 0.95},
+            "compression": {"codec": "topk-int2", "k": 540, "entropy_coding": True},
             "rounds": {"overlap": "none"},
         },
         SYNCHRONOUS_RATES,
+        states=SparseLoCoState,
     ),
     Arm(
         "ours",

@@ -69,7 +69,7 @@ CODECS: dict[str, dict[str, Any]] = {
     "topk-int2 230": {"codec": "topk-int2", "k": 230, "entropy_coding": True},
     "topk-int2 512": {"codec": "topk-int2", "k": 512, "entropy_coding": True},
     "lowrank-int4": {"codec": "lowrank-int4", "rank": 128},
-    "fp16": {"codec": "fp16"},
+    "fp32": {"codec": "fp32"},
 }
 
 

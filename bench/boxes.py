@@ -59,7 +59,7 @@ total_steps = 100000
 batch_size = 4
 microbatches = 2
 [compression]
-codec = "fp16"
+codec = "fp32"
 [rounds]
 count = 100000
 inner_steps = 8

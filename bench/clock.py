@@ -63,7 +63,7 @@ total_steps = 100000
 batch_size = 2
 microbatches = 1
 [compression]
-codec = "fp16"
+codec = "fp32"
 [rounds]
 count = 100000
 inner_steps = {steps}
@@ -134,7 +134,7 @@ def foretold(cell: Cell, fixed_seconds: float) -> Estimate:
     site = Site(
         cell.parameters, Step(STEP_SECONDS), 0.0, cell.clusters, Line.both_ways(cell.bits_per_second or 0), 1, fixed_seconds
     )
-    return estimate(site, Method("fp16", cell.payload_bytes, INNER_STEPS, 6 * INNER_STEPS, cell.overlap))
+    return estimate(site, Method("fp32", cell.payload_bytes, INNER_STEPS, 6 * INNER_STEPS, cell.overlap))
 
 
 def measured(folder: Path, kind: Kind, lines: Sequence[float | None], rounds: int) -> Iterator[Cell]:

@@ -64,7 +64,10 @@ class Job:
     def path(self) -> Path:
         arm = self.definition
         clock = repr(site_of(self.run, self.ratio))
-        key = json.dumps([arm.runner, arm.share, CLUSTERS, RANK, clock]).encode() + self.run.canonical_bytes()
+        key = (
+            json.dumps([arm.runner, arm.share, arm.states.__name__, CLUSTERS, RANK, clock]).encode()
+            + self.run.canonical_bytes()
+        )
         return RUNS / f"{sha256(key).hex()[:24]}.json"
 
     def result(self) -> dict[str, Any] | None:
@@ -116,6 +119,7 @@ def run_job(job: Job) -> None:
             device=device,
             evaluate_every=max(1, every // arm.horizon),
             data=data,
+            states=arm.states,
         ).rounds()
         points = lab.points
     elif arm.runner == "allreduce":

@@ -29,7 +29,6 @@ CODECS: dict[str, tuple[dict[str, Any], ...]] = {
         {"codec": "lowrank-int4", "rank": 8, "entropy_coding": True},
         {"codec": "topk-int2", "k": 150, "entropy_coding": True},
     ),
-    "topk-int2, k 540, per chunk": ({"codec": "topk-int2", "k": 540, "scope": "chunk", "entropy_coding": True},),
     "topk-int2, k 230, per stage": ({"codec": "topk-int2", "k": 230, "entropy_coding": True},),
     "topk-int2, k 540, per stage": ({"codec": "topk-int2", "k": 540, "entropy_coding": True},),
     "topk-int2, k 760, per stage": ({"codec": "topk-int2", "k": 760, "entropy_coding": True},),

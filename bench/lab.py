@@ -18,7 +18,7 @@ from torch import Tensor
 from bench.committee import Committee, Seconds, Votes, Work
 from bench.texts import stdlib
 from dilocox.node.clock import Method, Site, Timeline
-from dilocox.node.outer.state import EncodedStage
+from dilocox.node.outer.state import EncodedStage, StageState
 from dilocox.node.training.data import Dataset, load_dataset
 from dilocox.node.training.mesh import Mesh
 from dilocox.node.training.trainer import Commit, Take, Trainer
@@ -147,6 +147,8 @@ class Lab:
     data: Path | None = None
     """Where the run's corpus lies; None: it is the standard library's."""
     hostile: Hostile | None = None
+    states: type[StageState] = StageState
+    """How a cluster encodes: the product's way, or another method's."""
     points: list[Point] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -187,6 +189,8 @@ class Lab:
     def beginner(self) -> Trainer:
         """One that holds what the run begins with."""
         trainer = Trainer(self.run, Mesh(device=self.device))
+        if self.states is not StageState:
+            trainer.states = [self.states(self.run, stage) for stage in trainer.stages]
         trainer.load_initial()
         return trainer
 
@@ -422,7 +426,7 @@ class Lab:
             ledger=ledger.top_up(sorted(head.roster), ahead),
             norm=median,
             rank_or_k=rank_or_k,
-            inner_steps=adaptive.next_inner_steps(self.run, head.round + 1, rank_or_k),
+            inner_steps=self.run.inner_steps(head.round + 1),
         )
 
     def evaluate(self) -> float:

@@ -98,7 +98,7 @@ METHODS = (
         "timed with its overlap of one step; its losses without that delay, which favours it",
     ),
     Method(
-        "OpenDiLoCo", "swarm", "OpenDiLoCo", "its rule on our exchange: synchronous, 16 bits; in the paper it could not run"
+        "OpenDiLoCo", "swarm", "OpenDiLoCo", "its rule on our exchange: synchronous, 32 bits; in the paper it could not run"
     ),
     Method(
         "DiLoCoX",
@@ -118,8 +118,8 @@ METHODS = (
         "DiLoCoX without compression",
         "swarm",
         "DiLoCoX without compression",
-        "the paper's ablation, in 16 bits",
-        settings={"compression": {"codec": "fp16"}},
+        "the paper's ablation, in 32 bits",
+        settings={"compression": {"codec": "fp32"}},
         like="DiLoCoX",
     ),
     Method(

@@ -205,7 +205,7 @@ def _payloads() -> list[Target]:
         ("lowrank-int4", True),
         ("int2", True),
         ("topk-int2", True),
-        ("fp16", False),
+        ("fp32", False),
     ):
         compression = Compression.model_validate({"codec": codec, "entropy_coding": entropy, "rank": 4, "k": 256})
         layout = payload.stage_layout([(48, 40), (33,), (5, 7)], compression, compression.keep)

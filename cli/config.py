@@ -17,12 +17,11 @@ from dilocox.cli.exits import Exit
 from dilocox.protocol.errors import ConfigError
 from dilocox.transport.files import read_named
 from dilocox.transport.notify import parse_notice
-from dilocox.transport.traces import parse_collector
 
 __all__ = ["ConfigOption", "app", "validated"]
 
 ORIGINS = {"COMMANDLINE": "flag", "ENVIRONMENT": "environment", "DEFAULT_MAP": "file"}
-SECRET: dict[str, Callable[[str], Any]] = {"notify": parse_notice, "traces": parse_collector}
+SECRET: dict[str, Callable[[str], Any]] = {"notify": parse_notice}
 """Options whose value may hold a secret: what is shown of it has a name."""
 DAEMONS = ("node", "coordinator", "hold", "archive")
 

@@ -20,7 +20,7 @@ from dilocox.cli.common import (
 )
 from dilocox.cli.loop import live
 from dilocox.cli.market import MarketOption, MarketPortOption, check_addresses
-from dilocox.cli.options import DaemonOptions, StoreOptions, TraceOptions, grouped
+from dilocox.cli.options import DaemonOptions, StoreOptions, grouped
 from dilocox.cli.runs import announced
 from dilocox.cli.seed_state import compute_state
 from dilocox.coordinator.daemon import CoordinatorSettings, run_coordinator
@@ -46,7 +46,6 @@ log = logging.getLogger(__name__)
 def coordinator(
     run_file: Annotated[Path, typer.Argument(help="The run file that `dilocox init` made, or RUN.chain of `dilocox appoint`.")],
     daemon: DaemonOptions,
-    tracing: TraceOptions,
     shared: StoreOptions,
     data: DataOption = None,
     weights: Annotated[
@@ -88,7 +87,6 @@ def coordinator(
         weights=weights_to_serve(manifest, weights),
         upload=daemon.upload_rates(),
         notice=daemon.notice(),
-        traces=tracing.collector(),
         store=store,
     )
     announce = partial(show_link, link_file)

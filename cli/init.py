@@ -54,7 +54,7 @@ AVERAGING = (
     (
         r'^codec = "int2" .*\n',
         'codec = "topk-int2"\n'
-        'k = 760                   # values kept of every 4,096 (they compete over the whole stage)\nscope = "stage"\n'
+        "k = 760                   # values kept of every 4,096 (they compete over the whole stage)\n"
         "entropy_coding = true\n",
     ),
 )

@@ -16,7 +16,7 @@ from dilocox.cli.common import (
 )
 from dilocox.cli.config import validated
 from dilocox.cli.loop import live
-from dilocox.cli.options import ClusterOptions, MachineOptions, PeerOptions, PrivateOptions, TraceOptions, grouped
+from dilocox.cli.options import ClusterOptions, MachineOptions, PeerOptions, PrivateOptions, grouped
 from dilocox.node.boxes.link import ClusterLink, address_on
 from dilocox.node.daemon import run_node
 from dilocox.node.settings import NodeSettings
@@ -62,7 +62,6 @@ def node(
     machine: MachineOptions,
     boxes: ClusterOptions,
     own: PrivateOptions,
-    tracing: TraceOptions,
     join: MaybeJoinOption = None,
     upload_copies: Annotated[
         int | None,
@@ -125,7 +124,6 @@ def node(
         boxes=boxes.cluster_boxes,
         cluster=link,
         interface=boxes.cluster_interface,
-        traces=tracing.collector(),
         exit_when_finished=exit_when_finished,
         box_patience=boxes.cluster_patience_seconds,
     )

@@ -35,7 +35,6 @@ from dilocox.transport.network import Listen
 from dilocox.transport.notify import Notice, parse_notice
 from dilocox.transport.parent_pipe import exit_with_parent
 from dilocox.transport.rates import SLOWEST_DOWNLOAD_BITS_PER_SECOND, Rates, parse_rates
-from dilocox.transport.traces import Collector, parse_collector
 
 __all__ = [
     "ClusterOptions",
@@ -44,7 +43,6 @@ __all__ = [
     "PeerOptions",
     "PrivateOptions",
     "StoreOptions",
-    "TraceOptions",
     "grouped",
 ]
 
@@ -144,25 +142,6 @@ class DaemonOptions:
     def notice(self) -> Notice | None:
         """Raises ConfigError."""
         return parse_notice(self.notify) if self.notify is not None else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class TraceOptions:
-    """Of who takes part in rounds, or closes them."""
-
-    traces: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            callback=validated(parse_collector),
-            help="Send rounds as OpenTelemetry traces to a collector, by OTLP over HTTP, such as http://127.0.0.1:4318; @FILE "
-            "holds the URL, and headers in lines of their own.",
-        ),
-    ] = None
-
-    def collector(self) -> Collector | None:
-        """Raises ConfigError."""
-        return parse_collector(self.traces) if self.traces is not None else None
 
 
 @dataclass(frozen=True, kw_only=True)

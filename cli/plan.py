@@ -249,12 +249,12 @@ def _offers(manifest: Manifest, taking: Callable[[str, Compression], Method]) ->
     rank = manifest.compression.rank or max(1, manifest.model.hidden_size // 8)
     shares = sorted({*SPARSE_SHARES, manifest.compression.k or SPARSE_SHARES[0]})
     codecs = {
-        "fp16": Compression(codec="fp16"),
+        "fp32": Compression(codec="fp32"),
         f"lowrank-int4 {rank}": Compression(codec="lowrank-int4", rank=rank),
         "int4": Compression(codec="int4", entropy_coding=True),
         # Coded it is 4% smaller, for a third more time to encode and two thirds more to apply.
         "int2": Compression(codec="int2"),
-        **{f"topk-int2 {k}": Compression(codec="topk-int2", k=k, scope="stage", entropy_coding=True) for k in shares},
+        **{f"topk-int2 {k}": Compression(codec="topk-int2", k=k, entropy_coding=True) for k in shares},
     }
     offers = []
     for name, compression in codecs.items():

@@ -44,7 +44,6 @@ from dilocox.transport.rates import Rates
 from dilocox.transport.room import while_there_is_room
 from dilocox.transport.serve import PeerService
 from dilocox.transport.tasks import Stopped, Tasks
-from dilocox.transport.traces import Collector
 from dilocox.transport.traffic import Traffic
 from dilocox.views import rows as views
 from dilocox.views.answers import answers_of_coordinator
@@ -91,8 +90,6 @@ class CoordinatorSettings:
     """At most so much of it is served."""
     notice: Notice | None
     """Who is told of what is notable."""
-    traces: Collector | None
-    """Where rounds are sent as traces."""
     store: EtcdPlace | None
     """Which several coordinators share; None: this one is the only one."""
 
@@ -183,9 +180,7 @@ async def _live(
             )
         service = CoordinatorService(home.identity, chain, signed, appraise, rounds=office.log)
         about = {**facts, "run": manifest.run.name, "peer": home.identity.peer, "role": "coordinator"}
-        service.events = events = await open_diary(
-            folder, home.folder, settings.notice, about, tasks, closing, traces=settings.traces
-        )
+        service.events = events = await open_diary(folder, home.folder, settings.notice, about, tasks, closing)
         service.callers, service.know, service.learn = network.callers, network.directory.know, network.directory.learn
         office.open(service)
         tasks.start(service.driver.run(), "rounds")

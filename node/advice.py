@@ -248,7 +248,7 @@ def settings_of(advice: Advice, manifest: Manifest) -> dict[str, dict[str, Any]]
 
 def superseded(manifest: Manifest) -> list[str]:
     """Keys of [rounds] that would make another H of it, where the run file has them."""
-    keys = ("first_inner_steps", "min_inner_steps", "round_seconds")
+    keys = ("first_inner_steps", "round_seconds")
     return [key for key in keys if getattr(manifest.rounds, key) is not None]
 
 

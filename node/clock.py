@@ -255,7 +255,7 @@ def _expected(layout: StageLayout) -> float:
         positions = -share * math.log2(share) - (1 - share) * math.log2(1 - share) if share < 1 else 0.0
         return layout.kept / 4 + elements * positions / 8 if layout.entropy else float(layout.largest)
     form = layout.tensors[0].form
-    if not layout.entropy or form in (Form.FP16, Form.FP32):
+    if not layout.entropy or form is Form.FP32:
         return float(layout.largest)
     return layout.largest * (INT2_CODED if form == Form.INT2 else INT4_CODED)
 

@@ -101,9 +101,7 @@ async def _take_part(
     open_chain(place, chain, tasks)
     network.directory.know(chain.parties)
     about = {"name": settings.name, "run": manifest.run.name, "run_id": link.run_id.hex(), "peer": me.peer, "role": "node"}
-    events = await open_diary(
-        place.folder, home.folder, settings.notice, about, tasks, files, lambda: coordinator.connected, settings.traces
-    )
+    events = await open_diary(place.folder, home.folder, settings.notice, about, tasks, files, lambda: coordinator.connected)
     own = await asyncio.to_thread(OwnStatements, place.folder / "own.db", manifest.run_id)
     files.callback(own.close)
     stages = range(manifest.model.stages)

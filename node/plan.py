@@ -93,14 +93,13 @@ class Speed:
 
 SPEEDS = {
     "fp32": Speed(21e6, 78e6),
-    "fp16": Speed(21e6, 78e6),
     "lowrank-int4": Speed(7.5e6, 75e6),
     "int4": Speed(37e6, 125e6),
     "int2": Speed(125e6, 315e6),
     "topk-int2": Speed(38e6, 240e6),
 }
-"""By codec, as `dilocox plan` offers it, topk-int2 with k = 512, fp32 as fp16: about half of what docs/results/boundary.json has of
-one idle core (bench.boundary, 100M parameters)."""
+"""By codec, as `dilocox plan` offers it, topk-int2 with k = 512, fp32 as 16-bit values were measured: about half of what
+docs/results/boundary.json has of one idle core (bench.boundary, 100M parameters)."""
 SPEEDS_RANK = 128
 """Of lowrank-int4 there: higher ones are taken to last as much longer, which nothing measured, lower ones as long."""
 

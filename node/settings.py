@@ -9,7 +9,6 @@ from dilocox.node.privacy import Budget
 from dilocox.node.worker_settings import OuterState
 from dilocox.transport.archive.source import ArchivePlace
 from dilocox.transport.hours import Hours
-from dilocox.transport.traces import Collector
 
 __all__ = ["NodeSettings"]
 
@@ -54,8 +53,6 @@ class NodeSettings(PeerSettings):
     """… also where its account has promised a bound."""
     hours: Hours | None = None
     """Of the day, in which this node takes part; None: always."""
-    traces: Collector | None = None
-    """Where rounds are sent as traces."""
     exit_when_finished: bool = False
     """The daemon ends with the run."""
     box_patience: float = 60.0

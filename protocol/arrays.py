@@ -5,7 +5,7 @@ An array writes into up to four sections of its payload (protocol/payload.py), s
     BlockInt4   HEADS i8 base exponent, 4-bit exponent offsets, one per block    CODES 4-bit codes
     Levels      HEADS two bfloat16 magnitudes per group                          CODES 2-bit codes (sign, level); dense
     Sparse      HEADS u32 gap bytes, two bfloat16 magnitudes per group           GAPS, SIGNS, LEVELS: one entry per value kept
-    Floats      HEADS nothing                                                    CODES float16 or float32
+    Floats      HEADS nothing                                                    CODES float32
 
 BlockInt4: quantised along the last axis in blocks of BLOCK (the last block of a row may be shorter): value = code · 2^(base +
 offset), codes -7 … 7 in two's complement (-8 is invalid), offsets 0 … 15, so an array spans 16 binades. Nibbles are packed low
@@ -312,8 +312,8 @@ class Sparse(Array):
 class Floats(Array):
     """Uncompressed values."""
 
-    numbers: npt.NDArray[Any]
-    """(elements,) float16 or float32."""
+    numbers: npt.NDArray[np.float32]
+    """(elements,) float32."""
 
     def values(self) -> npt.NDArray[np.float64]:
         return self.part(0, self.numbers.size)[None]
@@ -325,13 +325,13 @@ class Floats(Array):
         writer.put(Section.CODES, self.numbers.tobytes())
 
     @staticmethod
-    def sizes(elements: int, kind: npt.DTypeLike) -> dict[Section, int]:
-        return {Section.CODES: elements * np.dtype(kind).itemsize}
+    def sizes(elements: int) -> dict[Section, int]:
+        return {Section.CODES: elements * np.dtype(np.float32).itemsize}
 
     @classmethod
-    def read(cls, reader: Reader, elements: int, kind: npt.DTypeLike) -> "Floats":
-        numbers = np.frombuffer(reader.take(Section.CODES, cls.sizes(elements, kind)[Section.CODES]), dtype=kind)
-        sizes = np.abs(numbers.astype(np.float32))
+    def read(cls, reader: Reader, elements: int) -> "Floats":
+        numbers = np.frombuffer(reader.take(Section.CODES, cls.sizes(elements)[Section.CODES]), dtype="<f4")
+        sizes = np.abs(numbers)
         if not bool(((sizes == 0) | ((sizes >= SMALLEST) & (sizes <= LARGEST))).all()):  # also false for NaN
             raise RemoteError(pb.REASON_NON_FINITE, "a value is not finite, tiny or absurdly large")
         return cls(numbers)

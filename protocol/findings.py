@@ -109,10 +109,6 @@ def _training(manifest: Manifest) -> Iterator[Finding]:
     ):
         if rate > most:
             yield Finding(Level.ODD, key, f"{rate:g} is above {most:g}: nothing we know of trains so", f"try {most / 10:g}")
-    if outer.aggregate != "trimmed" and _said(outer, "trim_share"):
-        yield _idle("outer.trim_share", "without outer.aggregate = trimmed")
-    if outer.momentum_warmup_rounds and not outer.momentum:
-        yield _idle("outer.momentum_warmup_rounds", "where outer.momentum is 0")
 
 
 def _compression(manifest: Manifest) -> Iterator[Finding]:
@@ -121,8 +117,6 @@ def _compression(manifest: Manifest) -> Iterator[Finding]:
         yield _idle("compression.rank", f"of {compression.codec}")
     if compression.codec != "topk-int2" and compression.k is not None:
         yield _idle("compression.k", f"of {compression.codec}")
-    if compression.adapt == "fixed" and (_said(compression, "min_keep") or _said(compression, "max_keep")):
-        yield _idle("compression.min_keep and max_keep", "where compression.adapt is fixed")
     if compression.codec == "lowrank-int4" and compression.keep > (most := min(model.hidden_size, model.intermediate_size)):
         yield Finding(
             Level.ODD,
@@ -130,7 +124,7 @@ def _compression(manifest: Manifest) -> Iterator[Finding]:
             f"{compression.keep} is above the model's largest rank, {most}: factors are larger than what they stand for",
             f"rank = {max(1, most // 4)}",
         )
-    if not compression.error_feedback and compression.codec not in ("fp16", "fp32"):
+    if not compression.error_feedback and compression.codec != "fp32":
         yield Finding(
             Level.ODD,
             "compression.error_feedback",
@@ -173,8 +167,6 @@ def _rounds(manifest: Manifest) -> Iterator[Finding]:
         yield _idle("rounds.first_inner_steps", "without rounds.synchronous_rounds")
     if rounds.overlap != "rebase" and _said(rounds, "lead_weight"):
         yield _idle("rounds.lead_weight", f"with overlap {rounds.overlap}")
-    if rounds.min_inner_steps is not None and manifest.compression.adapt == "fixed":
-        yield _idle("rounds.min_inner_steps", "where compression.adapt is fixed")
     for key, every in (("rounds.snapshot_every", rounds.snapshot_every), ("rounds.evaluate_every", rounds.evaluate_every)):
         if every > rounds.count:
             yield Finding(

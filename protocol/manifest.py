@@ -127,38 +127,22 @@ class Outer(Section):
 
     learning_rate: Rate = 1.0
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    momentum_warmup_rounds: Count = 0
-    """Momentum rises evenly to its value over so many rounds."""
-    aggregate: Literal["mean", "trimmed", "centered-clip"] = "mean"
+    aggregate: Literal["mean", "centered-clip"] = "mean"
     """How payloads become one pseudo-gradient (node/outer/aggregate.py says what each costs)."""
-    trim_share: Annotated[float, Field(gt=0, lt=0.5)] = 0.25
-    """Of trimmed: this share of the payloads, rounded up, is left out at either end of every coordinate."""
 
 
 class Compression(Section):
-    codec: Literal["lowrank-int4", "int4", "int2", "topk-int2", "fp16", "fp32"] = "lowrank-int4"
+    codec: Literal["lowrank-int4", "int4", "int2", "topk-int2", "fp32"] = "lowrank-int4"
     rank: Annotated[int, Field(gt=0, le=limits.RANK)] | None = None
     """Of lowrank-int4."""
     k: Annotated[int, Field(gt=0, le=limits.TOPK)] | None = None
-    """Of topk-int2: values kept of every 4,096."""
-    scope: Literal["chunk", "stage"] = "stage"
-    """Where topk-int2's values compete: in each chunk of 4,096, or over the whole stage."""
-    power_iterations: Annotated[int, Field(gt=0, le=8)] = 2
+    """Of topk-int2: values kept of every 4,096, on average over the stage."""
     entropy_coding: bool = False
     """Huffman coding of the payload, lossless."""
     error_feedback: bool = True
-    feedback_decay: Fraction = 1.0
-    """What is left in the feedback after encoding is multiplied by this."""
-    adapt: Literal["fixed", "effective-rank", "error-budget"] = "fixed"
-    """How rank or k follow what the contributions measure (protocol/adaptive.py), decided once a round in the commit. At equal
-    bytes none has beaten `fixed` by more than seeds differ, and error-budget loses with topk-int2 (docs/results.md)."""
-    min_keep: Annotated[int, Field(gt=0, le=limits.TOPK)] = 1
-    max_keep: Annotated[int, Field(gt=0, le=limits.TOPK)] | None = None
-    """Bounds of rank or k when it adapts; default max: the limit of the codec."""
-    rank_window: Annotated[int, Field(gt=0, le=1000)] = 5
-    """effective-rank: rounds over which the effective rank is averaged."""
-    error_budget: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    """error-budget: the relative error is held here."""
+    adapt: Literal["fixed", "effective-rank"] = "fixed"
+    """Rule by which the rank of lowrank-int4 changes from round to round (protocol/adaptive.py). At equal bytes effective-rank has
+    not ended lower than `fixed` by more than seeds differ (docs/results.md)."""
 
     @model_validator(mode="after")
     def _consistent(self) -> "Compression":
@@ -170,15 +154,8 @@ class Compression(Section):
             yield "lowrank-int4 needs a rank"
         if self.codec == "topk-int2" and self.k is None:
             yield "topk-int2 needs k"
-        if self.adapt != "fixed" and not self.min_keep <= self.keep <= self.largest_keep:
-            yield "min_keep <= rank or k <= max_keep does not hold, or the codec has neither"
-        if self.adapt == "effective-rank" and self.codec != "lowrank-int4":
+        if self.adapt != "fixed" and self.codec != "lowrank-int4":
             yield "only lowrank-int4 measures an effective rank"
-
-    @property
-    def largest_keep(self) -> int:
-        limit = limits.RANK if self.codec == "lowrank-int4" else limits.TOPK
-        return min(self.max_keep or limit, limit)
 
     @property
     def keep(self) -> int:
@@ -193,8 +170,6 @@ class Rounds(Section):
     """While a commit is late a peer goes on to this many steps, then waits."""
     round_seconds: Annotated[float, Field(gt=0, le=7 * 86400)] | None = None
     """Time-boxed rounds: a phase lasts so long instead of inner_steps, and each cluster takes the steps that fit."""
-    min_inner_steps: Annotated[int, Field(gt=0, le=limits.INNER_STEPS)] | None = None
-    """H follows rank or k in proportion, not below this, so that the exchange stays as hidden as it is; default: H is fixed."""
     overlap: Literal["none", "delayed", "rebase"] = "rebase"
     lead_weight: Annotated[float, Field(ge=0, le=1)] = 0.5
     """Of rebase: how much of its own work a cluster keeps in its parameters until the commit that holds it arrives."""
@@ -235,8 +210,6 @@ class Rounds(Section):
     def _faults(self) -> Iterator[str]:
         if self.max_inner_steps < self.inner_steps or (self.first_inner_steps or 1) > self.inner_steps:
             yield "first_inner_steps <= inner_steps <= max_inner_steps does not hold"
-        if self.min_inner_steps is not None and self.min_inner_steps > self.inner_steps:
-            yield "min_inner_steps is above inner_steps"
         if self.start_clusters is not None and self.start_clusters < self.min_clusters:
             yield "start_clusters must be at least min_clusters"
         if self.round_seconds is not None and self.deadline_seconds <= self.round_seconds:
@@ -552,10 +525,6 @@ class Manifest(Section):
         """Inner steps before a round, were every round to take its H: where a time-boxed round stands in the schedule."""
         ramp = min(round - 1, self.rounds.synchronous_rounds)
         return sum(self.inner_steps(n) for n in range(1, ramp + 1)) + (round - 1 - ramp) * self.rounds.inner_steps
-
-    def momentum(self, round: int) -> float:
-        """Of the outer optimizer in a round."""
-        return self.outer.momentum * min(1.0, round / max(1, self.outer.momentum_warmup_rounds))
 
     def overlap(self, round: int) -> str:
         return "none" if round <= self.rounds.synchronous_rounds else self.rounds.overlap

@@ -4,7 +4,7 @@
     tensor     u8 form | u8 reserved, 0 | u16 rank (0 where there is none) | u32 rows | u32 columns, once per tensor
     section    u32 raw bytes | u32 stored bytes | the stored bytes; HEADS, CODES, GAPS, SIGNS, LEVELS, each always there
 
-A tensor's form says which arrays it is made of (protocol/arrays.py): INT4, INT2, SPARSE, FP16 and FP32 one, LOWRANK two (P rows x
+A tensor's form says which arrays it is made of (protocol/arrays.py): INT4, INT2, SPARSE and FP32 one, LOWRANK two (P rows x
 rank, then Q columns x rank, so that the tensor is P Qᵀ). Arrays follow each other inside each section in the order of the tensors.
 Without entropy coding a section is stored as it is; with it, as a raw deflate stream (RFC 1951) of Huffman blocks, which is
 lossless.
@@ -56,12 +56,10 @@ class Form(IntEnum):
     LOWRANK = 1
     INT2 = 2
     SPARSE = 3
-    FP16 = 4
-    FP32 = 5
+    FP32 = 4
 
 
-_DENSE_FORMS = {"int4": Form.INT4, "int2": Form.INT2, "topk-int2": Form.SPARSE, "fp16": Form.FP16, "fp32": Form.FP32}
-_FLOATS = {Form.FP16: "<f2", Form.FP32: "<f4"}
+_DENSE_FORMS = {"int4": Form.INT4, "int2": Form.INT2, "topk-int2": Form.SPARSE, "fp32": Form.FP32}
 
 
 class Layout(NamedTuple):
@@ -89,7 +87,7 @@ class Layout(NamedTuple):
             case Form.SPARSE:
                 return Sparse.largest_sizes(self.elements)
             case _:
-                return Floats.sizes(self.elements, _FLOATS[self.form])
+                return Floats.sizes(self.elements)
 
     def read(self, reader: Reader) -> tuple[Array, ...]:
         match self.form:
@@ -102,7 +100,7 @@ class Layout(NamedTuple):
             case Form.SPARSE:
                 return (Sparse.read(reader, self.elements),)
             case _:
-                return (Floats.read(reader, self.elements, _FLOATS[self.form]),)
+                return (Floats.read(reader, self.elements),)
 
 
 Tensor = tuple[Layout, tuple[Array, ...]]

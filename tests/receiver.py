@@ -1,48 +1,19 @@
-"""Who is told by a daemon, of somebody else's making: a receiver of OpenTelemetry traces and a webhook, over real HTTP.
-
-What a body holds is judged by OpenTelemetry's own messages (opentelemetry-proto): a field that they do not have is an error.
-"""
+"""A webhook receiver over real HTTP."""
 
 import json
 import threading
-from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from google.protobuf import json_format
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.common.v1.common_pb2 import KeyValue
-from opentelemetry.proto.trace.v1.trace_pb2 import Span
-
-__all__ = ["Receiver", "Told", "receiving"]
-
-IDS = ("traceId", "spanId", "parentSpanId")
-"""OTLP writes them in hexadecimal, where protobuf's JSON has base64 (opentelemetry.io/docs/specs/otlp)."""
-
-
-def _facts(attributes: Any) -> dict[str, Any]:
-    def value(each: KeyValue) -> Any:
-        kind = each.value.WhichOneof("value")
-        return getattr(each.value, kind) if kind else None
-
-    return {each.key: value(each) for each in attributes}
-
-
-@dataclass(frozen=True)
-class Told:
-    span: Span
-    facts: dict[str, Any]
-    resource: dict[str, Any]
-    """Of whom it is."""
+__all__ = ["Receiver", "receiving"]
 
 
 @dataclass
 class Receiver:
     url: str
-    spans: list[Told] = field(default_factory=list)
     notices: list[dict[str, Any]] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     """Bodies that were none of theirs, and why."""
@@ -54,30 +25,8 @@ class Receiver:
         said = json.loads(body)
         if path == "/hook":
             self.notices.append(said)
-        elif path == "/v1/traces":
-            self.spans += _read(said)
         else:
             raise ValueError(path)
-
-    def traces(self) -> dict[bytes, list[Told]]:
-        found: dict[bytes, list[Told]] = {}
-        for told in list(self.spans):
-            found.setdefault(told.span.trace_id, []).append(told)
-        return found
-
-
-def _read(said: dict[str, Any]) -> list[Told]:
-    for resource in said["resourceSpans"]:
-        for scope in resource["scopeSpans"]:
-            for span in scope["spans"]:
-                span.update({name: b64encode(bytes.fromhex(span[name])).decode() for name in IDS if name in span})
-    request = json_format.ParseDict(said, ExportTraceServiceRequest())
-    return [
-        Told(span, _facts(span.attributes), _facts(resource.resource.attributes))
-        for resource in request.resource_spans
-        for scope in resource.scope_spans
-        for span in scope.spans
-    ]
 
 
 @contextmanager

@@ -8,7 +8,6 @@ from pathlib import Path
 from dilocox.transport.event_log import EVENTS, EventLog
 from dilocox.transport.notify import Notice, Notifier
 from dilocox.transport.tasks import Tasks
-from dilocox.transport.traces import Collector, Tracer
 from dilocox.transport.watch import watch
 
 __all__ = ["open_diary"]
@@ -22,16 +21,13 @@ async def open_diary(
     tasks: Tasks,
     files: AsyncExitStack,
     connected: Callable[[], bool] = lambda: True,
-    traces: Collector | None = None,
 ) -> EventLog:
-    """`folder`: of the run. `home`: the daemon's, whose disk may fill. `about`: what tells this daemon from others, for `notice`
-    and `traces`. `files`: is closed after every task. `connected`: whether the coordinator is heard."""
+    """`folder`: of the run. `home`: the daemon's, whose disk may fill. `about`: what tells this daemon from others, for `notice`.
+    `files`: is closed after every task. `connected`: whether the coordinator is heard."""
     events = await asyncio.to_thread(EventLog, folder / EVENTS)
     files.callback(events.close)
     tasks.start(events.run(), "events")
     tasks.start(watch(home, events.say, connected), "watch machine")
     if notice is not None:
         tasks.start(Notifier(notice, events, about).run(), "notify")
-    if traces is not None:
-        tasks.start(Tracer(traces, events, about).run(), "traces")
     return events

@@ -24,11 +24,10 @@ from dilocox.transport.event_log import EventLog, Happened
 from dilocox.transport.files import read_checked, read_named, write_atomically
 from dilocox.transport.processes import end_process, start_process
 
-__all__ = ["NO_HEADERS", "Command", "Notice", "Notifier", "Webhook", "is_url", "parse_notice", "post_json", "read_secret"]
+__all__ = ["Command", "Notice", "Notifier", "Webhook", "parse_notice"]
 
 log = logging.getLogger(__name__)
 
-NO_HEADERS: Mapping[str, str] = {}
 TELL_SECONDS = 10.0
 """Whoever takes longer to listen has not heard."""
 AGAIN_SECONDS = 300.0
@@ -46,10 +45,10 @@ class Notice(Protocol):
         """Within TELL_SECONDS; why it did not work, or nothing. Raises nothing."""
 
 
-async def post_json(url: str, body: bytes, more: Mapping[str, str] = NO_HEADERS) -> str:
-    """`more`: headers. Within TELL_SECONDS; why it did not work, or nothing. Raises nothing."""
+async def _post_json(url: str, body: bytes) -> str:
+    """Within TELL_SECONDS; why it did not work, or nothing. Raises nothing."""
     timeout = aiohttp.ClientTimeout(total=TELL_SECONDS)
-    headers = {**more, "Content-Type": "application/json"}
+    headers = {"Content-Type": "application/json"}
     try:
         async with (
             aiohttp.ClientSession(timeout=timeout) as session,
@@ -70,7 +69,7 @@ class Webhook(NamedTuple):
         return f"the webhook at {urlsplit(self.url).hostname}"
 
     async def tell(self, body: bytes) -> str:
-        return await post_json(self.url, body)
+        return await _post_json(self.url, body)
 
 
 class Command(NamedTuple):
@@ -98,7 +97,7 @@ class Command(NamedTuple):
         return "" if running.returncode == 0 else f"it ended with {running.returncode}"
 
 
-def read_secret(option: str, text: str) -> str:
+def _read_secret(option: str, text: str) -> str:
     """What was said to an option, or the file that it names after an @ holds. Raises ConfigError, which does not show it."""
     if text.startswith("@"):
         try:
@@ -108,7 +107,7 @@ def read_secret(option: str, text: str) -> str:
     return text.strip()
 
 
-def is_url(text: str) -> bool:
+def _is_url(text: str) -> bool:
     """Whether it names a host to which something can be posted."""
     with suppress(ValueError):
         parts = urlsplit(text)
@@ -118,9 +117,9 @@ def is_url(text: str) -> bool:
 
 def parse_notice(text: str) -> Notice:
     """A URL, a command, or @FILE that holds either. Raises ConfigError, which does not show it."""
-    text = read_secret("--notify", text)
+    text = _read_secret("--notify", text)
     if text.startswith(("http://", "https://")):
-        if is_url(text):
+        if _is_url(text):
             return Webhook(text)
         raise ConfigError("--notify begins like a URL and names no host: https://HOST/PATH")
     try:

@@ -92,7 +92,6 @@ DEFENCES = [
     CAP,
     TOTAL,
     TENSORS,
-    _more(TENSORS, "trimmed", "outer.aggregate", outer={"aggregate": "trimmed"}),
     CENTERED,
     SCORES,
     BIAS,

@@ -30,6 +30,7 @@ from typing import Any, Literal
 from bench.arms import published_compression
 from bench.baselines import CocktailSGD
 from bench.report import load_preset
+from bench.sparseloco import SparseLoCoState
 from bench.texts import Text
 from dilocox.node.clock import (
     Estimate,
@@ -41,6 +42,7 @@ from dilocox.node.clock import (
     estimate,
     model_payload_bytes,
 )
+from dilocox.node.outer.state import StageState
 from dilocox.node.plan import like_the_paper
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.manifest import Compression, Manifest
@@ -106,20 +108,16 @@ INNERS: dict[Inner, dict[str, Any]] = {
     "muon 0.9": {"optimizer": "muon", "muon_momentum": 0.9},
 }
 
+CHUNKS = "top 540 of chunks"
+"""SparseLoCo's, with its decay (bench/sparseloco.py)."""
 CODECS: dict[str, dict[str, Any]] = {
     "fp32": {"codec": "fp32"},
     "low rank": {"codec": "lowrank-int4"},
     "int4": {"codec": "int4", "entropy_coding": True},
     "int2": {"codec": "int2", "entropy_coding": True},
-    "top 230": {"codec": "topk-int2", "k": 230, "scope": "stage", "entropy_coding": True},
-    "top 540": {"codec": "topk-int2", "k": 540, "scope": "stage", "entropy_coding": True},
-    "top 540 of chunks": {
-        "codec": "topk-int2",
-        "k": 540,
-        "scope": "chunk",
-        "entropy_coding": True,
-        "feedback_decay": 0.95,
-    },
+    "top 230": {"codec": "topk-int2", "k": 230, "entropy_coding": True},
+    "top 540": {"codec": "topk-int2", "k": 540, "entropy_coding": True},
+    CHUNKS: {"codec": "topk-int2", "k": 540, "entropy_coding": True},
     "int4, nothing kept": {"codec": "int4", "entropy_coding": True, "error_feedback": False},
 }
 """`top k`: of every 4,096 values; of chunks with SparseLoCo's decay. Nothing kept: no error feedback."""
@@ -189,8 +187,8 @@ def _arms() -> list[Arm]:
         ("adamw", "fp32", "none"): "DiLoCo",
         ("adamw", "low rank", "delayed"): "DiLoCoX",
         ("adamw", "low rank", "none"): "DiLoCoX without overlap",
-        ("adamw", "top 540 of chunks", "none"): "SparseLoCo",
-        ("muon", "top 540 of chunks", "none"): "SparseLoCo, Muon",
+        ("adamw", CHUNKS, "none"): "SparseLoCo",
+        ("muon", CHUNKS, "none"): "SparseLoCo, Muon",
         ("muon", "int2", "none"): "MuLoCo, int2",
         ("muon", "int4", "none"): "MuLoCo, int4",
     }
@@ -330,7 +328,15 @@ class Trial:
             said += [self.definition.fragments, self.definition.mixed]
         if self.definition.codec == COCKTAIL:
             said.append(self.share)
+        if self.states is not StageState:
+            said.append(self.states.__name__)
         return sha256(json.dumps(said, sort_keys=True).encode()).hex()[:24]
+
+    @property
+    def states(self) -> type[StageState]:
+        """How a lab's clusters encode."""
+        is_sparseloco = self.definition.codec == CHUNKS and self.part != "local steps"
+        return SparseLoCoState if is_sparseloco else StageState
 
     @cached_property
     def base(self) -> Manifest:

@@ -183,6 +183,7 @@ def run_rounds(trial: Trial, lab_of: Callable[..., Measured] = Measured) -> dict
         site=trial.site if trial.is_timed else None,
         evaluate_every=max(1, rounds.count // POINTS),
         data=trial.text.folder,
+        states=trial.states,
     ).rounds()
     return _found(lab, trial, rounds.inner_steps, trial.clock.arrival_step if trial.is_timed else 0)
 

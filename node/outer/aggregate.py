@@ -1,13 +1,8 @@
 """How the payloads of a round become one pseudo-gradient: defined on decoded float64 values, in the order of the mean.
 
     mean           Σ wᵢ fᵢ xᵢ: weights wᵢ (they add up to 1) and clip factors fᵢ. Its bound is the clip's
-    trimmed        in each coordinate the share `trim_share` of the payloads, rounded up and at most all but one or two, is left out
-                   at either end; the others' mean by weight. A weight says how much a value that stays counts, not whether it stays
     centered-clip  c + Σ wᵢ min(1, τ / ‖yᵢ − c‖) (yᵢ − c) for each tensor, yᵢ = fᵢ xᵢ: c is the coordinate-wise median, τ the lower
                    median of the distances: each payload moves the result by at most wᵢ τ (Karimireddy et al. 2021, one step)
-
-What `trimmed` leaves out counts as taken: nothing returns to the feedback but what the clip cut off. A coordinate that at most that
-share of the clusters sends is lost to it: with sparse payloads that is most of them.
 
 Every line is one IEEE operation per element, and sums run in one order, so the bits depend neither on machine, device and thread
 count nor on where a tensor is cut into chunks (`SquareSum` says how, for the one sum that runs over a whole tensor).
@@ -22,7 +17,7 @@ from torch import Tensor
 
 from dilocox.protocol.manifest import Outer
 
-__all__ = ["Combine", "Payloads", "SquareSum", "combined", "trimmed_mean"]
+__all__ = ["Combine", "Payloads", "SquareSum", "combined"]
 
 Parts = list[Tensor]
 """Each payload's float64 values of the same stretch of a tensor, flat. They may be overwritten."""
@@ -51,9 +46,6 @@ def combined(outer: Outer, tokens: Sequence[int], factors: Sequence[float], payl
         case "mean":
             scales = [share * factor for share, factor in zip(shares, factors, strict=True)]
             return lambda start, stop: payloads.weighted_sum(scales, start, stop)
-        case "trimmed":
-            cut = _cut(outer.trim_share, len(tokens))
-            return lambda start, stop: trimmed_mean(_scaled(payloads.parts(start, stop), factors), shares, cut)
         case "centered-clip":
             return _centered(shares, factors, payloads)
 
@@ -62,47 +54,36 @@ def _scaled(parts: Parts, factors: Sequence[float]) -> Parts:
     return [part.mul_(factor) for part, factor in zip(parts, factors, strict=True)]
 
 
-def _cut(share: float, count: int) -> int:
-    """How many are left out at either end; one or two stay."""
-    return min(math.ceil(share * count), _most(count))
-
-
-def _most(count: int) -> int:
-    return (count - 1) // 2
-
-
-def trimmed_mean(parts: Parts, weights: Sequence[float], cut: int) -> Tensor:
-    """In each coordinate, without the `cut` smallest and largest; of equal values those of later payloads are the larger ones."""
+def _median(parts: Parts, weights: Sequence[float]) -> Tensor:
+    """Return the middle value of each coordinate; with an even number of payloads the weighted mean of the middle two."""
     step = max(1, SORTED_VALUES // len(parts))
-    return torch.cat([_trimmed([part[o : o + step] for part in parts], weights, cut) for o in range(0, parts[0].numel(), step)])
+    return torch.cat([_middle([part[o : o + step] for part in parts], weights) for o in range(0, parts[0].numel(), step)])
 
 
-def _trimmed(parts: Parts, weights: Sequence[float], cut: int) -> Tensor:
+def _middle(parts: Parts, weights: Sequence[float]) -> Tensor:
     ordered = torch.sort(torch.stack(parts), dim=0, stable=True)
     weighed = torch.tensor(weights, dtype=torch.float64, device=parts[0].device)[ordered.indices]
+    lower, upper = (len(parts) - 1) // 2, len(parts) // 2
     values = ordered.values.mul_(weighed)
-    total, weight = values[cut], weighed[cut]
-    for index in range(cut + 1, len(parts) - cut):
-        total = total.add_(values[index])
-        weight = weight.add_(weighed[index])
-    return total.div_(weight)
+    if lower == upper:
+        return values[lower].div_(weighed[lower])
+    return values[lower].add_(values[upper]).div_(weighed[lower].add_(weighed[upper]))
 
 
 def _centered(shares: Sequence[float], factors: Sequence[float], payloads: Payloads) -> Combine:
     """Decodes the tensor once to measure how far each payload lies from the centre."""
-    most = _most(len(shares))
     sums = [SquareSum() for _ in shares]
 
     def differences(start: int, stop: int) -> tuple[Tensor, Parts]:
         scaled = _scaled(payloads.parts(start, stop), factors)
-        centre = trimmed_mean(scaled, shares, most)
+        centre = _median(scaled, shares)
         return centre, [part.sub_(centre) for part in scaled]
 
     for start, stop in payloads.stretches():
         for total, difference in zip(sums, differences(start, stop)[1], strict=True):
             total.add(start, difference)
     distances = [math.sqrt(total.value()) for total in sums]
-    radius = sorted(distances)[most]
+    radius = sorted(distances)[(len(shares) - 1) // 2]
     scales = [
         share * (radius / distance if distance > radius else 1.0) for share, distance in zip(shares, distances, strict=True)
     ]

@@ -3,9 +3,9 @@
     lowrank-int4   a matrix as two Int4 factors (node/outer/lowrank.py), what low rank does not shrink as Int4
     int4           Int4 codes with power-of-two block scales
     int2           two magnitudes with a sign, bin means per group of 4,096 values
-    topk-int2      the largest values, as int2; the others are 0. They compete per group, or over the whole stage: then each byte
-                   goes where the energy is, whatever the tensor
-    fp16, fp32     uncompressed
+    topk-int2      the largest values of the whole stage, as int2; the others are 0. Each byte goes where the energy is, whatever
+                   the tensor
+    fp32           uncompressed
 
 Encoding may differ between machines; decoding is bit-exact on all of them.
 """
@@ -40,11 +40,10 @@ from dilocox.protocol.arrays import (
     groups,
 )
 from dilocox.protocol.errors import Diverged
-from dilocox.protocol.manifest import Compression
 from dilocox.protocol.payload import Form, Layout, StageLayout
 from dilocox.protocol.payload import Tensor as PackedTensor
 
-__all__ = ["Decoder", "Encoded", "StageEncoder", "quantize"]
+__all__ = ["Decoder", "Encoded", "StageEncoder", "quantize", "sparse_arrays", "true_positions"]
 
 PRODUCT = 1 << 22
 """Elements of a product of factors taken at a time: with few rows the other factor would be read too often."""
@@ -62,15 +61,13 @@ class Encoded:
 class StageEncoder:
     """Encodes the tensors of one stage in their order; sparse ones together, because they compete and are many."""
 
-    def __init__(
-        self, feedback: Tensor, layout: StageLayout, compression: Compression, keep: int, device: torch.device | None = None
-    ) -> None:
+    def __init__(self, feedback: Tensor, layout: StageLayout, device: torch.device | None = None) -> None:
         """`feedback`: the stage, flat. `device`: that factors, rounds to Int4 and places dense levels; default where `feedback`
         lies. Raises Diverged when it is not finite."""
         if not all(_is_finite(part) for part in feedback.split(STRETCH)):
             raise Diverged("a pseudo-gradient is not finite")
-        self._compression, self._device = compression, device or feedback.device
-        self._sparse = iter(_encode_sparse(feedback, layout, keep if compression.scope == "chunk" else 0))
+        self._device = device or feedback.device
+        self._sparse = iter(sparse_arrays(feedback, layout, _largest(feedback, layout.kept)) if layout.kept else [])
 
     def encode(self, matrix: Tensor, layout: Layout, warm: Tensor | None) -> Encoded:
         """Compress `matrix`: any shape with layout.elements elements, float32."""
@@ -79,7 +76,7 @@ class StageEncoder:
         match layout.form:
             case Form.LOWRANK:
                 shaped = matrix.reshape(layout.rows, layout.columns).to(self._device)
-                factors = lowrank.factorize(shaped, layout.rank, warm, self._compression.power_iterations)
+                factors = lowrank.factorize(shaped, layout.rank, warm)
                 arrays = quantize(factors.p), quantize(factors.q)
                 return Encoded((layout, arrays), factors.warm)
             case Form.INT4:
@@ -88,8 +85,6 @@ class StageEncoder:
                 array = encode_levels(flat, self._device)
             case Form.SPARSE:
                 array = next(self._sparse)
-            case Form.FP16:
-                array = Floats(flat.clamp(-65504, 65504).half().cpu().numpy())
             case Form.FP32:
                 sent = flat.clamp(-LARGEST, LARGEST)
                 array = Floats(sent.where(sent.abs() >= SMALLEST, 0.0).cpu().numpy().copy())
@@ -101,13 +96,13 @@ def _is_finite(part: Tensor) -> bool:
     return math.isfinite(torch.dot(part, part)) or bool(torch.isfinite(part).all())
 
 
-def _encode_sparse(feedback: Tensor, layout: StageLayout, chunk_k: int) -> list[Sparse]:
-    """The stage's tensors, in one pass over all of them: a stage has many small ones."""
-    if not layout.kept:
-        return []
+def sparse_arrays(feedback: Tensor, layout: StageLayout, positions: npt.NDArray[np.int64]) -> list[Sparse]:
+    """Return the stage's tensors, of which the values at these positions are sent.
+
+    One pass makes all of them, because a stage has many small ones.
+    """
     sizes = [tensor.elements for tensor in layout.tensors]
     edges = [0, *itertools.accumulate(sizes)]
-    positions = _largest_by_chunk(feedback, sizes, chunk_k) if chunk_k else _largest(feedback, layout.kept)
     values = feedback.cpu().numpy().take(positions)
     cuts = np.searchsorted(positions, edges)
     first_group = [0, *itertools.accumulate(groups(size) for size in sizes)]
@@ -128,29 +123,13 @@ def _encode_sparse(feedback: Tensor, layout: StageLayout, chunk_k: int) -> list[
     ]
 
 
-def _where(parts: Iterable[Tensor]) -> npt.NDArray[np.int64]:
-    """Positions of what is true in these masks, which follow each other."""
+def true_positions(parts: Iterable[Tensor]) -> npt.NDArray[np.int64]:
+    """Return the positions of true values in these masks, which follow each other."""
     found, before = [], 0
     for part in parts:
         found.append(np.flatnonzero(part.cpu().numpy()) + before)
         before += len(part)
     return np.concatenate(found)
-
-
-def _largest_by_chunk(feedback: Tensor, sizes: Sequence[int], k: int) -> npt.NDArray[np.int64]:
-    """Positions of the k largest magnitudes of every GROUP of each tensor."""
-    parts = (part for tensor in feedback.split(list(sizes)) for part in tensor.split(STRETCH))
-    return _where(_largest_of_chunks(part.abs(), k) for part in parts)
-
-
-def _largest_of_chunks(magnitude: Tensor, k: int) -> Tensor:
-    """Mask of the k largest magnitudes of every GROUP; a shorter last group keeps its share. Zeros are never kept."""
-    padded = torch.nn.functional.pad(magnitude, (0, -len(magnitude) % GROUP)).view(-1, GROUP)
-    mask = torch.zeros_like(padded, dtype=torch.bool).scatter_(1, padded.topk(k, dim=1).indices, True)
-    last = len(magnitude) - GROUP * (len(padded) - 1)
-    mask[-1] = False
-    mask[-1, padded[-1].topk(k * last // GROUP).indices] = True
-    return (mask & (padded > 0)).view(-1)[: len(magnitude)]
 
 
 def _largest(values: Tensor, kept: int) -> npt.NDArray[np.int64]:
@@ -160,7 +139,7 @@ def _largest(values: Tensor, kept: int) -> npt.NDArray[np.int64]:
     sample = values[::stride].abs()
     wanted = min(sample.numel() - 1, kept // stride)
     threshold = float(sample.kthvalue(sample.numel() - wanted).values)
-    positions = _where(part.abs() > threshold for part in values.split(STRETCH))
+    positions = true_positions(part.abs() > threshold for part in values.split(STRETCH))
     magnitudes = np.abs(values.cpu().numpy().take(positions)) if len(positions) > kept else None
     while magnitudes is not None and len(positions) > kept:
         threshold = threshold * 1.01 + 1e-30

@@ -15,6 +15,9 @@ from dilocox.protocol.arrays import BLOCK
 
 __all__ = ["Factors", "effective_rank", "factorize"]
 
+POWER_ITERATIONS = 2
+"""Passes over a matrix for each payload: the factors of the round before are where the first one starts."""
+
 
 @dataclass(frozen=True)
 class Factors:
@@ -26,10 +29,10 @@ class Factors:
     """(columns, rank): where the next power iteration starts."""
 
 
-def factorize(x: Tensor, rank: int, warm: Tensor | None, power_iterations: int) -> Factors:
+def factorize(x: Tensor, rank: int, warm: Tensor | None) -> Factors:
     """The rank-`rank` approximation of x, (rows, columns) float32."""
     q = _start(x, rank) if warm is None else _resized(warm.to(x.device), x, rank)
-    for _ in range(power_iterations):
+    for _ in range(POWER_ITERATIONS):
         p = torch.linalg.qr(x @ q).Q
         q = x.T @ p
     squares, turn = torch.linalg.eigh(q.T @ q)

@@ -5,7 +5,7 @@ Four float32 copies of the stage's parameters, flat, in the order of `protocol.t
     committed[0]  Θ         the committed parameters                 shared: same bits in every cluster
     committed[1]  momentum  of the outer optimizer                   shared
     feedback                pseudo-gradient that no commit has taken private; a ledger: the codec takes from it what it sends, what
-                            no commit counts returns, and only the manifest's feedback_decay forgets
+                            no commit counts returns
     anchor                  where the running local phase is measured from; private
 
 The state blob is the bytes of `committed`, its digest the state hash. The apply (node/outer/aggregate.py, then Nesterov) uses
@@ -97,19 +97,18 @@ class StageState:
     def encode(self, rank_or_k: int | None = None, owner: bytes = wire.NOBODYS) -> EncodedStage:
         """Send from the feedback what one payload holds, and leave everything else in it. `owner`: as the payload's header says it.
 
-        feedback before = feedback after / feedback_decay + what the payload decodes to, up to float32 rounding. What is too large
+        feedback before = feedback after + what the payload decodes to, up to float32 rounding. What is too large
         for the others is clipped where it is applied, and what was cut off comes back (`return_to_feedback`); what is too large for
         the run (`largest_rms`), which voters would refuse for ever, is sent in parts.
         """
         compression = self.manifest.compression
         rank_or_k = compression.keep if rank_or_k is None else rank_or_k
         wanted = _norm(self.feedback)
-        packed = self._pack(self._within_bounds(), rank_or_k)
+        packed = self.pack(self._within_bounds(), rank_or_k)
         self._add_to_feedback(packed, [-1.0] * len(packed))
         error = _norm(self.feedback) / wanted if wanted else 0.0
-        kept = compression.feedback_decay if compression.error_feedback else 0.0
-        if kept != 1:
-            self.feedback.mul_(kept)
+        if not compression.error_feedback:
+            self.feedback.zero_()
         norms = [wire.decoded_norm([tensor]) for tensor in packed]
         return EncodedStage(wire.pack(packed, compression.entropy_coding, owner), norms, self.effective_rank, error)
 
@@ -123,10 +122,10 @@ class StageState:
                 next(part for other, part in self.views(sent) if other.name == spec.name).mul_(PART_OF_BOUND * largest / norm)
         return sent
 
-    def _pack(self, sent: Tensor, rank_or_k: int) -> list[wire.Tensor]:
-        """`sent`, flat, as the codec writes it. Moves the warm starts on."""
+    def pack(self, sent: Tensor, rank_or_k: int) -> list[wire.Tensor]:
+        """Return `sent`, flat, as the codec writes it, and advance the warm starts."""
         layout = self.layout(rank_or_k)
-        encoder = codec.StageEncoder(sent, layout, self.manifest.compression, rank_or_k, self.passage.device)
+        encoder = codec.StageEncoder(sent, layout, self.passage.device)
         packed = []
         for (spec, view), tensor_layout in zip(self.views(sent), layout.tensors, strict=True):
             encoded = encoder.encode(view, tensor_layout, self.warm.get(spec.name))
@@ -154,7 +153,6 @@ class StageState:
         self,
         payloads: Sequence[memoryview],
         tokens: Sequence[int],
-        round: int = 1,
         rank_or_k: int | None = None,
         factors: Sequence[Sequence[float]] | None = None,
     ) -> None:
@@ -168,7 +166,7 @@ class StageState:
         layout = self.layout(rank_or_k)
         parsed = [wire.parse(raw, layout) for raw in payloads]
         factors = factors or [[1.0] * len(self.specs)] * len(payloads)
-        outer, decay = self.manifest.outer, self.manifest.momentum(round)
+        outer = self.manifest.outer
         measures, ranks = self.manifest.compression.adapt == "effective-rank", []
         copies = zip(self.views(self.committed[0]), self.views(self.committed[1]), strict=True)
         for index, ((_, theta), (_, momentum)) in enumerate(copies):
@@ -177,7 +175,7 @@ class StageState:
             if measures and (rank := decoder.effective_rank([float(count) for count in tokens])) is not None:
                 ranks.append(rank)
             for start, stop, (values, moment) in self.passage.each([theta.view(-1), momentum.view(-1)], decoder.stretches()):
-                _outer_step(values, moment, combine(start, stop).float(), outer.learning_rate, decay)
+                _outer_step(values, moment, combine(start, stop).float(), outer.learning_rate, outer.momentum)
         self.effective_rank = sum(ranks) / len(ranks) if ranks else 0.0
 
 

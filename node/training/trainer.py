@@ -84,7 +84,7 @@ class Commit:
         """Θ and momentum as the commit makes them."""
         payloads = [payload(take.payloads[state.stage]) for take in self.takes]
         factors = [take.factors(state.stage, len(state.specs)) for take in self.takes]
-        state.apply(payloads, [take.weight for take in self.takes], self.round, self.rank_or_k, factors)
+        state.apply(payloads, [take.weight for take in self.takes], self.rank_or_k, factors)
 
     def leaves(self, cluster: str, stage: int, tensors: int, payload: bytes = b"") -> list[float]:
         """The share of each tensor of a cluster's payload of a stage that is not taken: all, or what the clip cuts off. `payload`:

@@ -37,8 +37,8 @@ def run_with(**rounds: object) -> Manifest:
         model={"layers": 2, "sequence_length": 32},
         data={**stdlib().settings, "evaluation_sequences": 8},
         training={"optimizer": "muon", "learning_rate": 3e-3, "warmup_steps": 10},
-        outer={"learning_rate": 0.9, "momentum": 0.3, "momentum_warmup_rounds": 3},
-        compression={"codec": "topk-int2", "k": 400, "entropy_coding": True, "adapt": "error-budget", "error_budget": 0.6},
+        outer={"learning_rate": 0.9, "momentum": 0.3},
+        compression={"codec": "topk-int2", "k": 400, "entropy_coding": True},
         rounds={"count": 5, "inner_steps": 8, "max_inner_steps": 14, "min_clusters": 2, "start_clusters": 2, **rounds},
     )
 
@@ -174,7 +174,7 @@ def send(boxes: list[Box], table: Table, round: int) -> None:
 @pytest.mark.parametrize(
     "rounds",
     [
-        {"overlap": "rebase", "lead_weight": 0.5, "synchronous_rounds": 1, "first_inner_steps": 4, "min_inner_steps": 2},
+        {"overlap": "rebase", "lead_weight": 0.5, "synchronous_rounds": 1, "first_inner_steps": 4},
         {"overlap": "delayed"},
     ],
     ids=["rebase", "delayed"],

@@ -15,8 +15,7 @@ from dilocox.node.outer.state import StageState
 from dilocox.protocol.manifest import Manifest, Outer
 from tests.helpers import manifest
 
-RULES = ("mean", "trimmed", "centered-clip")
-ROBUST = RULES[1:]
+RULES = ("mean", "centered-clip")
 SIZE = 40_000
 """More than SquareSum has lanes."""
 
@@ -71,31 +70,19 @@ def test_of_equals_it_is_the_value(rule: str, count: int, seed: int):
     assert torch.equal(made.float(), value.float())
 
 
-@pytest.mark.parametrize("rule", ROBUST)
 @given(st.integers(0, 1000), st.sampled_from([(3, 1), (4, 1), (5, 1), (8, 2)]), st.sampled_from([10.0, 1e4, 1e30]))
 @settings(max_examples=20, deadline=None)
-def test_a_bounded_share_of_outliers_moves_it_by_a_bounded_amount(rule: str, seed: int, shares: tuple[int, int], loud: float):
+def test_a_bounded_share_of_outliers_moves_it_by_a_bounded_amount(seed: int, shares: tuple[int, int], loud: float):
     count, hostile = shares
     values, tokens = drawn(count, seed, 500), [64] * count
     honest = torch.stack(values[hostile:])
     spread = max(float((a - b).norm()) for a, b in itertools.combinations(values[hostile:], 2))
     for value in values[:hostile]:
         value.mul_(loud)
-    made = result(rule, values, tokens)
+    made = result("centered-clip", values, tokens)
     assert float((made - honest.mean(0)).norm()) <= 2 * spread
-    if rule == "trimmed":
-        assert bool((made.float() <= honest.amax(0).float()).all())
-        assert bool((made.float() >= honest.amin(0).float()).all())
     if loud > 1e3:
         assert float((result("mean", values, tokens) - honest.mean(0)).norm()) > 10 * spread, "the mean has no such bound"
-
-
-def test_trimmed_leaves_out_a_share_at_either_end_and_weighs_the_rest():
-    values = [torch.tensor([float(v)], dtype=torch.float64) for v in (1, 2, 4, 100)]
-    assert result("trimmed", values, [1, 1, 3, 1000]).tolist() == pytest.approx([(2 * 1 + 4 * 3) / 4])
-    assert result("trimmed", values[:2], [1, 3]).tolist() == pytest.approx([1.75]), "of two none is left out"
-    assert result("trimmed", values[1:], [1, 1, 1]).tolist() == [4.0], "of three the middle one stays"
-    assert result("trimmed", values, [1] * 4, trim_share=0.1).tolist() == [3.0]
 
 
 def test_centered_clip_takes_of_each_the_distance_of_the_middle_one():
@@ -138,8 +125,8 @@ def test_the_apply_has_the_same_bits_at_any_stretch_and_thread_count(
 
     def applied() -> bytes:
         fresh = StageState(run, 1)
-        fresh.apply(payloads, [64, 64, 128, 32, 64], 1, None, factors)
-        fresh.apply(payloads[::-1], [64, 64, 128, 32, 64], 2, None, factors)
+        fresh.apply(payloads, [64, 64, 128, 32, 64], None, factors)
+        fresh.apply(payloads[::-1], [64, 64, 128, 32, 64], None, factors)
         return bytes(fresh.state_bytes())
 
     threads = torch.get_num_threads()

@@ -102,4 +102,4 @@ def test_all_that_does_not_fit_together_is_told_at_once():
     document = with_value(("rounds", "max_inner_steps"), 1)
     document["rounds"]["start_clusters"] = 1
     document["compression"] = {"codec": "topk-int2", "adapt": "effective-rank"}
-    assert sorted(path for path, _ in faults(document)) == ["compression"] * 3 + ["rounds"] * 2
+    assert sorted(path for path, _ in faults(document)) == ["compression"] * 2 + ["rounds"] * 2

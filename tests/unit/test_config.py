@@ -107,7 +107,6 @@ def test_a_secret_is_not_shown(tmp_path: Path):
     (tmp_path / "hook").write_text("https://chat.example/SECRET")
     for notify in ("https://chat.example/SECRET", f"@{tmp_path / 'hook'}"):
         assert shown(tmp_path, "--notify", notify)["notify"] == ("the webhook at chat.example", "flag")
-        assert shown(tmp_path, "--traces", notify)["traces"] == ("the collector of traces at chat.example", "flag")
 
 
 @pytest.mark.parametrize(

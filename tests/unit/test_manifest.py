@@ -265,7 +265,6 @@ def test_the_largest_change_of_a_round_is_its_longest_phase_at_the_largest_rate(
         ("rounds", "weight_cap", 0.5),
         ("rounds", "tensor_clip_ratio", 0.5),
         ("rounds", "largest_rms", 0),
-        ("outer", "trim_share", 0.5),
         ("outer", "aggregate", "median"),
     ],
 )

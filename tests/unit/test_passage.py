@@ -38,7 +38,7 @@ def two_rounds(run: Manifest, where: Passage) -> list[torch.Tensor]:
         start_phase(state, live, private_share=0.5)
         raw = state.encode().raw
         state.return_to_feedback(memoryview(raw), shares=[0.25] * len(state.specs))
-        state.apply([memoryview(raw)] * 2, [100, 300], round, factors=[[0.75] * len(state.specs), [1.0] * len(state.specs)])
+        state.apply([memoryview(raw)] * 2, [100, 300], factors=[[0.75] * len(state.specs), [1.0] * len(state.specs)])
         rebase(state, live)
         payloads.append(torch.frombuffer(bytearray(raw), dtype=torch.uint8))
     warm = [tensor for _, tensor in sorted(state.warm.items())]
@@ -52,9 +52,8 @@ def test_two_rounds_have_the_same_bits_through_slots(compression: dict[str, obje
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("aggregate", ["trimmed", "centered-clip"])
-def test_robust_means_have_the_same_bits_through_slots(aggregate: str, through: Through):
-    run = manifest(model={"vocabulary_size": 64}, outer={"aggregate": aggregate})
+def test_centered_clip_has_the_same_bits_through_slots(through: Through):
+    run = manifest(model={"vocabulary_size": 64}, outer={"aggregate": "centered-clip"})
     for one, other in zip(two_rounds(run, HOST), two_rounds(run, through), strict=True):
         assert torch.equal(one, other)
 

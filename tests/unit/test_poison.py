@@ -160,8 +160,7 @@ def test_the_live_attack_destroys_a_model_without_the_rules_and_costs_a_part_of_
     assert Bowl(run_with(rounds=NONE), tmp_path / "b", hostile=True).train() > 1e6
     assert Bowl(run_with(rounds=OLD), tmp_path / "c", hostile=True).train() > 2, "what running code has shown"
     assert Bowl(run_with(), tmp_path / "d", hostile=True).train() < 0.1, "it slows the run, and does not destroy it"
-    for rule in ("trimmed", "centered-clip"):
-        assert Bowl(run_with(outer={"aggregate": rule}), tmp_path / rule, hostile=True).train() < 0.05
+    assert Bowl(run_with(outer={"aggregate": "centered-clip"}), tmp_path / "e", hostile=True).train() < 0.05
 
 
 @pytest.mark.parametrize("rounds", [{}, {"tensor_clip_ratio": 0, "clip_ratio": 1.0}])
@@ -177,7 +176,7 @@ def kept(bowl: Bowl, folder: Path) -> ChainFile:
     return found
 
 
-@pytest.mark.parametrize("aggregate", ["mean", "trimmed", "centered-clip"])
+@pytest.mark.parametrize("aggregate", ["mean", "centered-clip"])
 def test_a_replay_finds_the_state_that_clips_of_tensors_made(aggregate: str, tmp_path: Path):
     bowl = Bowl(run_with(outer={"aggregate": aggregate}), tmp_path, hostile=True)
     bowl.train(3)

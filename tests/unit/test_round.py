@@ -212,7 +212,7 @@ def test_with_nobody_heard_nothing_ever_closes_and_waiting_starts_afresh():
 
 
 def test_a_commit_that_counts_nobody_changes_nothing_but_who_is_there():
-    table = Table(manifest(compression={"codec": "topk-int2", "k": 20, "adapt": "error-budget"})).genesis()
+    table = Table(manifest(compression={"rank": 20, "adapt": "effective-rank"})).genesis()
     before = table.contribute().vote().head
     for number in (0, 1):
         table.submit(table.report(number))

@@ -120,7 +120,7 @@ def test_what_is_measured_is_the_model_with_it_alone_and_nothing_is_changed(worl
     other = started(world.run)
     for state in other.states:
         state.committed[1].zero_()
-        state.apply([world.store.view(world.theirs[state.stage])], [1], ROUND, world.run.compression.keep)
+        state.apply([world.store.view(world.theirs[state.stage])], [1], world.run.compression.keep)
     with other.weights(other.committed):
         assert other.evaluate(*world.samples()) == score.after
     with trainer.weights(trainer.committed):
