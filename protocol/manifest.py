@@ -322,7 +322,7 @@ class Attestation(Section):
 
 
 class Settlement(Section):
-    """Where the run's work is settled (around/settlement). Without it nothing is: commits carry no merit."""
+    """Where the run's work is settled (plugins/settlement). Without it nothing is: commits carry no merit."""
 
     chain_id: Annotated[int, Field(gt=0, lt=1 << 63)]
     """Of the EVM chain (EIP-155)."""
