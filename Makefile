@@ -43,7 +43,7 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-mutants: setup  ## would the fast tests notice? a patch for each promise, then mutmut over the core
+mutants: setup  ## do the fast tests notice a fault? the mutants of tests/mutants/mutants.toml, then mutmut over the core
 	$(BIN)/python -m tests.mutants
 
 proto: setup  ## regenerate protocol/pb from proto/

@@ -1,10 +1,10 @@
-"""`make mutants`: would the fast tests notice? First one patch for each promise that must not break, then mutmut over the core.
+"""`make mutants`: do the fast tests notice a fault? First the mutants of mutants.toml, then mutmut over the core.
 
-    python -m tests.mutants [--patches | --mutmut] [--minutes N] [NAME …]
+    python -m tests.mutants [--table | --mutmut] [--minutes N] [NAME …]
 
-Each tests/mutants/*.patch is applied alone to a copy of the tree; its head says what it breaks and which tests run: they must fail,
-and must pass without it. Exits with 1 where a patch survives, or does not apply any more. mutmut's survivors are printed and judged
-by people: a message that reads differently is nobody's fault.
+Each mutant is applied alone to a copy of the tree. The tests that it names must fail with it and pass without it.
+The exit code is 1 if a mutant survives or no longer applies.
+mutmut's survivors are printed for a person to judge: another wording is no fault.
 """
 
 import argparse
@@ -17,9 +17,11 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -27,7 +29,7 @@ from xml.etree import ElementTree
 import psutil
 
 ROOT = Path(__file__).parents[2]
-PATCHES = Path(__file__).parent
+TABLE = Path(__file__).parent / "mutants.toml"
 MUTATED = ("rules", "tally", "gathered", "head", "chain", "round", "member", "phase", "ledger", "messages", "norms", "standing")
 FAST = (
     "tests/unit/test_round.py",
@@ -58,7 +60,7 @@ ENDLESS, LEAST_SECONDS = 20, 300.0
 
 def copy_tree(folder: Path) -> None:
     """What a checkout has, as it stands here, and the product as `dilocox/…`."""
-    left = shutil.ignore_patterns(".git", ".venv", ".whl", ".*_cache", ".hypothesis", "__pycache__", "*.egg-info", "*.patch")
+    left = shutil.ignore_patterns(".git", ".venv", ".whl", ".*_cache", ".hypothesis", "__pycache__", "*.egg-info")
     shutil.copytree(ROOT, folder, symlinks=True, ignore=left, dirs_exist_ok=True)
     (folder / "dilocox").symlink_to(folder / "typing" / "dilocox")
 
@@ -68,28 +70,53 @@ def run(folder: Path, *command: str, **options: object) -> subprocess.CompletedP
     return subprocess.run(command, cwd=folder, env=environment, text=True, capture_output=True, **options)  # type: ignore[call-overload]
 
 
-def header(patch: Path) -> tuple[str, list[str]]:
-    """What it breaks, and the tests that should notice."""
-    head = [line.removeprefix("# ") for line in patch.read_text().splitlines() if line.startswith("# ")]
-    return head[0], head[1].removeprefix("tests: ").split()
+@dataclass(frozen=True)
+class Mutant:
+    """A change of one file that breaks a promise, and the tests that must notice it."""
+
+    name: str
+    line: str
+    """The entry of [lines] that it guards."""
+    breaks: str
+    """A sentence: what the changed program does wrong."""
+    file: str
+    """Relative to the root of the repository."""
+    tests: tuple[str, ...]
+    old: str
+    new: str
+
+    def apply(self, root: Path) -> None:
+        """Replace the old text in the file below `root`. Raises ValueError if the old text does not occur exactly once."""
+        path = root / self.file
+        text = path.read_text()
+        if (count := text.count(self.old)) != 1:
+            raise ValueError(f"{self.file} contains the old text of {self.name} {count} times; change `old` in {TABLE.name}")
+        path.write_text(text.replace(self.old, self.new))
+
+
+def table() -> tuple[Mapping[str, str], Sequence[Mutant]]:
+    """Return the lines that mutants guard, by key, and the mutants."""
+    found = tomllib.loads(TABLE.read_text())
+    mutants = [Mutant(name, **{**fields, "tests": tuple(fields["tests"])}) for name, fields in found["mutants"].items()]
+    return found["lines"], mutants
 
 
 def run_tests(folder: Path, *tests: str, seconds: float | None = None) -> subprocess.CompletedProcess[str]:
     return run(folder, sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests, timeout=seconds)
 
 
-def outcome(patch: Path, took: Mapping[str, float]) -> str:
-    """killed, SURVIVED, or what went wrong; `took`: as `unspoilt`."""
-    tests = header(patch)[1]
-    patience = max(LEAST_SECONDS, ENDLESS * sum(took[test.partition("::")[0]] for test in tests))
+def outcome(mutant: Mutant, took: Mapping[str, float]) -> str:
+    """Return "killed", "SURVIVED" or what went wrong; `took`: seconds of each file of tests, from `unspoilt`."""
+    patience = max(LEAST_SECONDS, ENDLESS * sum(took[test.partition("::")[0]] for test in mutant.tests))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         copy_tree(folder)
-        applied = run(folder, "git", "apply", "-p1", str(patch))
-        if applied.returncode:
-            return f"DOES NOT APPLY: {applied.stderr.strip().splitlines()[0]}"
         try:
-            tested = run_tests(folder, *tests, seconds=patience)
+            mutant.apply(folder)
+        except (OSError, ValueError) as error:
+            return f"DOES NOT APPLY: {error}"
+        try:
+            tested = run_tests(folder, *mutant.tests, seconds=patience)
         except subprocess.TimeoutExpired:
             return "killed (the tests do not end)"
         if tested.returncode == 1:
@@ -99,7 +126,7 @@ def outcome(patch: Path, took: Mapping[str, float]) -> str:
 
 
 def unspoilt(tests: list[str]) -> Mapping[str, float]:
-    """Seconds that each file's tests take without any patch. Raises RuntimeError where one fails."""
+    """Return the seconds that each file's tests take without any mutant. Raises RuntimeError if a test fails."""
     with tempfile.TemporaryDirectory() as name:
         folder, took = Path(name), defaultdict[str, float](float)
         copy_tree(folder)
@@ -122,26 +149,25 @@ def end(pool: ThreadPoolExecutor, doing: Sequence[Future[Any]]) -> None:
         time.sleep(0.1)
 
 
-def patches(names: list[str]) -> int:
-    """How many patches were not killed."""
+def survivors(mutants: Sequence[Mutant]) -> int:
+    """Run the tests of each mutant; return how many mutants were not killed."""
     alive = 0
-    chosen = [patch for patch in sorted(PATCHES.glob("*.patch")) if not names or patch.stem in names]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        whole = pool.submit(unspoilt, sorted({test for patch in chosen for test in header(patch)[1]}))
+        whole = pool.submit(unspoilt, sorted({test for mutant in mutants for test in mutant.tests}))
         doing: list[Future[Any]] = [whole]
         try:
             took = whole.result()
-            outcomes = [pool.submit(outcome, patch, took) for patch in chosen]
+            outcomes = [pool.submit(outcome, mutant, took) for mutant in mutants]
             doing.extend(outcomes)
-            for patch, done in zip(chosen, outcomes, strict=True):
+            for mutant, done in zip(mutants, outcomes, strict=True):
                 alive += not done.result().startswith("killed")
-                print(f"{patch.stem:56} {done.result()}", flush=True)
+                print(f"{mutant.name:48} {done.result()}", flush=True)
         except RuntimeError as error:
-            print(f"the tests fail without any patch:\n{error}")
-            return len(chosen)
+            print(f"the tests fail without any mutant:\n{error}")
+            return len(mutants)
         finally:
             end(pool, doing)
-    print(f"{alive} patches survive" if alive else "every patch is killed")
+    print(f"{alive} of {len(mutants)} mutants survive" if alive else f"all {len(mutants)} mutants are killed")
     return alive
 
 
@@ -187,17 +213,20 @@ def mutmut(names: list[str], minutes: float) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--patches", action="store_true", help="only the patches")
+    parser.add_argument("--table", action="store_true", help="only the mutants of mutants.toml")
     parser.add_argument("--mutmut", action="store_true", help="only mutmut")
-    parser.add_argument("--minutes", type=float, default=MUTMUT_MINUTES, help="for mutmut")
-    parser.add_argument("names", nargs="*", help="patches, or modules of protocol/; none: all")
+    parser.add_argument("--minutes", type=float, default=MUTMUT_MINUTES, help="limit for mutmut")
+    parser.add_argument("names", nargs="*", help="mutants of mutants.toml, or modules of protocol/; default: all")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started ends too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the exit ends the child processes
     modules = [name for name in arguments.names if name in MUTATED]
     named = [name for name in arguments.names if name not in MUTATED]
-    if unknown := [name for name in named if not (PATCHES / f"{name}.patch").exists()]:
-        parser.error(f"no patch and no module that is mutated: {', '.join(unknown)}")
-    survivors = 0 if arguments.mutmut or (modules and not named) else patches(named)
-    if not arguments.patches and (modules or not named):
+    mutants = {mutant.name: mutant for mutant in table()[1]}
+    if unknown := [name for name in named if name not in mutants]:
+        parser.error(f"no mutant and no module has this name: {', '.join(unknown)}; use a name of {TABLE.name}")
+    alive = 0
+    if not arguments.mutmut and (named or not modules):
+        alive = survivors([mutants[name] for name in named or mutants])
+    if not arguments.table and (modules or not named):
         mutmut(modules, arguments.minutes)
-    sys.exit(1 if survivors else 0)
+    sys.exit(1 if alive else 0)

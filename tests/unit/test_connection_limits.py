@@ -110,6 +110,18 @@ def test_admit_known_peer_has_its_own_budget_on_any_connection(table: Connection
     assert table.admit(HONEST, "peer") != 0.0, "on another connection it has the same budget"
 
 
+def test_admit_above_the_bound_forgets_the_known_peer_that_called_longest_ago(
+    table: ConnectionTable, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(limits, "KNOWN_PEERS", 2)
+    for peer in ("first", "second", "first"):
+        for _ in range(limits.CALLS_BURST_KNOWN):
+            table.admit(HONEST, peer)
+    assert table.admit(HONEST, "third") == 0.0
+    assert table.admit(HONEST, "first") != 0.0
+    assert table.admit(HONEST, "second") == 0.0, "its budget was deleted, and begins full"
+
+
 def test_observe_bytes_before_the_first_call_shuts_the_connection_down(table: ConnectionTable):
     table.admit(HONEST, "")
     received = Received(limits.UNACCOUNTED_BYTES + limits.CALL_HEADER_BYTES, 0)

@@ -733,3 +733,63 @@ async def test_a_run_that_is_not_public_is_followed_by_who_is_admitted_only(tmp_
             with pytest.raises(RemoteError, match="not public"):
                 await anext(stream)
     service.chain.close()
+
+
+def test_buckets_above_the_bound_forget_the_sender_that_called_longest_ago(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(limits, "KNOWN_PEERS", 2)
+    buckets = service.Buckets(lambda: 0.0)
+
+    def exhaust(sender: str) -> None:
+        while buckets.take(sender):
+            pass
+
+    exhaust("first")
+    exhaust("second")
+    assert not buckets.take("first"), "this call makes the second sender the oldest"
+    assert buckets.take("third")
+    assert not buckets.take("first")
+    assert buckets.take("second"), "its bucket was deleted, and begins full"
+
+
+def test_liveness_at_the_bound_hears_known_peers_and_no_new_one(desk: Desk, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(limits, "KNOWN_PEERS", 2)
+    heard = [desk.service.liveness.hear(desk.beat(number)) for number in (0, 1, 2, 0)]
+    assert heard == [True, True, False, True]
+    assert not desk.service.liveness.open_stream(identity(2).peer, 0)
+
+
+async def test_watcher_that_does_not_read_is_dropped_at_the_backlog(desk: Desk, monkeypatch: pytest.MonkeyPatch):
+    """It then reads what was queued, and its stream ends: it catches up from the chain with a new stream."""
+    await desk.begin()
+    monkeypatch.setattr(service, "WATCH_BACKLOG", 2)
+    stream = desk.service.follow(services.WatchRequest(from_round=desk.service.chain.length), identity(0).peer, "here")
+    assert (await anext(stream)).HasField("tip")
+    reading = asyncio.create_task(anext(stream))
+    while not desk.service.watchers:
+        await asyncio.sleep(0)
+    sent = [desk.contribution(number) for number in range(3)]
+    for statement in sent:
+        await desk.say(statement)
+    received = [await reading, *[event async for event in stream]]
+    assert [event.statement for event in received] == [statement.envelope for statement in sent]
+    assert not desk.service.watchers
+
+
+class Call:
+    """A call of one peer, as far as the service reads it: both the context and the callers' table."""
+
+    def __init__(self, number: int) -> None:
+        self._peer = identity(number).peer
+
+    def peer(self, context: object = None) -> str:
+        return self._peer if context is self else "ipv4:192.0.2.1:1"
+
+
+async def test_contribution_that_was_answered_survives_a_crash(desk: Desk):
+    await desk.begin()
+    desk.service.callers = call = Call(0)  # type: ignore[assignment]
+    statement = desk.contribution(0)
+    answer = opened(await desk.service.Submit(statement.envelope, call))  # type: ignore[arg-type]
+    assert answer.outcome == pb.OUTCOME_ACCEPT
+    desk.open()
+    assert statement.digest in {kept.digest for slot in desk.state.gathered.contributions.values() for kept in slot}

@@ -11,9 +11,9 @@ from dilocox.node.exchange import Exchange
 from dilocox.protocol import limits
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.head import Cluster, HostRange
-from dilocox.protocol.leaves import read_leaves
+from dilocox.protocol.leaves import largest_norm, read_leaves
 from dilocox.protocol.messages import canonical, seal
-from dilocox.protocol.norms import norm_code, norm_of
+from dilocox.protocol.norms import TOLERANCE, norm_code, norm_of
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.tensors import stage_tensors
 from dilocox.transport.blobs import BlobStore
@@ -81,9 +81,8 @@ class Nobody:
         return None
 
 
-def announced(store: BlobStore, **changes: int) -> pb.Contribution:
-    """By leaves that lie in the store; `changes` spoil what the contribution says of them."""
-    leaves = good()
+def announced(store: BlobStore, leaves: pb.Leaves, **changes: int) -> pb.Contribution:
+    """Return a contribution whose payload index is in the store; `changes` are fields that contradict the index."""
     total = math.hypot(*(norm_of(code) for leaf in leaves.leaves for code in leaf.norms))
     said: dict[str, Any] = {"norm": norm_code(total), "size": sum(leaf.size for leaf in leaves.leaves), **changes}
     return pb.Contribution(round=3, base_state=digest("base"), leaves=store.put([canonical(leaves)]), **said)
@@ -103,9 +102,24 @@ async def test_a_contribution_is_judged_before_its_payloads_are_fetched(
 ):
     store = BlobStore(tmp_path)
     exchange = Exchange(RUN, range(RUN.model.stages), store, Nobody(), ChannelPool(), identity(1).peer)
-    statement = seal(identity(2), pb.KIND_CONTRIBUTION, RUN.run_id, announced(store, **changes))
+    statement = seal(identity(2), pb.KIND_CONTRIBUTION, RUN.run_id, announced(store, good(), **changes))
     assert (await exchange.judge(statement, digest(base), RUN.compression.keep))[0] == reason
     assert exchange.statistics().fetches == exchange.statistics().failures == 0
+
+
+@pytest.mark.parametrize(
+    ("above", "verdict"), [(0, (pb.REASON_UNSPECIFIED, 0)), (1, (pb.REASON_NORM_TOO_LARGE, 1))], ids=["at the bound", "above"]
+)
+async def test_judge_tensor_above_largest_rms_is_rejected(tmp_path: Path, above: int, verdict: tuple[int, int]):
+    """The voter hosts no stage: it has nothing but the payload index, and enforces the bound all the same."""
+    store, leaves = BlobStore(tmp_path), good()
+    spec = stage_tensors(RUN.model, 1)[0]
+    norms = bytearray(leaves.leaves[1].norms)
+    norms[0] = norm_code(largest_norm(RUN, spec)) + TOLERANCE + above
+    leaves.leaves[1].norms = bytes(norms)
+    exchange = Exchange(RUN, (), store, Nobody(), ChannelPool(), identity(1).peer)
+    statement = seal(identity(2), pb.KIND_CONTRIBUTION, RUN.run_id, announced(store, leaves))
+    assert await exchange.judge(statement, digest("base"), RUN.compression.keep) == verdict
 
 
 class Asked:

@@ -158,3 +158,12 @@ def test_a_node_tells_what_it_found_last():
     for shown, without in ((False, {"x"}), (True, set()), (False, {"x"})):
         state, _ = member.step(state, Sampled("x", shown), 0.0)
         assert state.without == without
+
+
+def test_committed_findings_of_the_closed_round_are_not_reported_in_the_next():
+    table = Table(run_of()).genesis(range(12))
+    state = member.start(table.run, name(0), table.head)
+    state, _ = member.step(state, Sampled(name(1), shown=False), 0.0)
+    table.train(1, range(12))
+    state, _ = member.step(state, member.Committed(table.commits[-1], table.head), 0.0)
+    assert not state.without
