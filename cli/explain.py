@@ -1,27 +1,17 @@
-"""`dilocox explain N [PEER]`: why a round was slow, or short, or went without somebody."""
+"""`dilocox rounds N --why [PEER]`: print why a round was slow or incomplete, or went without a cluster."""
 
-from typing import Annotated
+from pathlib import Path
 from urllib.parse import quote
 
-import typer
+from dilocox.cli.common import api_call, console, print_json, print_labelled, telling_daemon
 
-from dilocox.cli.common import AskOption, JsonOption, api_call, console, print_json, print_labelled, telling_daemon
-from dilocox.protocol import limits
-
-__all__ = ["explain"]
+__all__ = ["print_why"]
 
 HELP_LABEL = 12
 
 
-def explain(
-    number: Annotated[int, typer.Argument(metavar="N", min=0, max=limits.ROUNDS - 1, help="The round.")],
-    peer: Annotated[
-        str, typer.Argument(metavar="[PEER]", help="A cluster: the beginning of its id, or as tables have it, 12D3…k7Qm.")
-    ] = "",
-    home: AskOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Explain why a round was slow or incomplete, or went without this node (or PEER): with numbers, and what to do."""
+def print_why(number: int, peer: str, home: Path | None, as_json: bool) -> None:
+    """Print why round `number` went as it did, for this node or for the cluster that `peer` names, with numbers and what to do."""
     asked = f"/v1/explain/{number}?peer={quote(peer)}"
     if telling_daemon(home):
         value = api_call(home, asked)

@@ -1,7 +1,8 @@
-"""`dilocox status | peers | stages | rounds`: what the running daemon knows, or its folder where none runs."""
+"""`dilocox status | peers | rounds`: print what the running daemon knows, or its folder where none runs."""
 
 import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -21,11 +22,12 @@ from dilocox.cli.common import (
 )
 from dilocox.cli.exits import Exit
 from dilocox.protocol import limits
+from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.ids import is_meant, several, short
 from dilocox.views.answers import uncounted
 from dilocox.views.faults import do_about
 
-__all__ = ["PEER_COLUMNS", "ROUND_COLUMNS", "peer_row", "peers", "round_row", "rounds", "stages", "status", "status_rows"]
+__all__ = ["PEER_COLUMNS", "ROUND_COLUMNS", "peer_row", "peers", "round_row", "rounds", "status", "status_rows"]
 
 LABEL_WIDTH = 9
 
@@ -35,10 +37,19 @@ def status(
         bool,
         typer.Option("--check", help="Exit with 6 where the daemon is not well, with 4 where that is not known yet."),
     ] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Show status, rounds and peers live, until Ctrl-C.")] = False,
+    every: Annotated[float, typer.Option(min=0.5, max=3600, help="Seconds between two looks of --watch.")] = 2.0,
     home: AskOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """One screen: reachable, in sync, in this round, counted?"""
+    if watch:
+        if check or as_json:
+            raise ConfigError("--watch shows a screen: drop --check and --json")
+        from dilocox.cli.watch import watch as show_live  # loads slowly
+
+        show_live(home, every)
+        return
     ended = has_ended(home)
     value = _stored().status(home) if ended else api_call(home, "/v1/status")
     if as_json:
@@ -102,7 +113,7 @@ def _stopped_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
         ("state", f"{value['why']}; {'the run is finished' if value['finished'] else is_open}"),
         ("last", f"the commit of round {value['round'] - 1} was made at {at}" if value["round"] else "no commit was made"),
         *([("counted", f"{sum(counted)} of the last {len(counted)} rounds")] if counted else []),
-        ("help", "`dilocox rounds`, `explain N`, `events`, `verify` and `export` read this folder, too"),
+        ("help", "`dilocox rounds`, `rounds N --why`, `events`, `verify` and `export` read this folder, too"),
     ]
 
 
@@ -247,10 +258,16 @@ def _archive_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
 
 def peers(
     peer: Annotated[str | None, typer.Argument(help="Only those whose id begins so; or as tables have it, 12D3…k7Qm.")] = None,
+    stages: Annotated[bool, typer.Option("--stages", help="List the stages instead, with the replicas of each.")] = False,
     home: AskOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Who is there."""
+    """List the peers of the run."""
+    if stages:
+        if peer is not None:
+            raise ConfigError("--stages lists the stages of the run: drop PEER")
+        _print_stages(home, as_json)
+        return
     known = _stored().peers(home) if has_ended(home) else api_call(home, "/v1/peers")
     rows = [row for row in known if peer is None or is_meant(row["peer"], peer)]
     if peer is not None and not rows:
@@ -310,8 +327,7 @@ def _until(attestation: dict[str, Any]) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(attestation["valid_until"]))
 
 
-def stages(home: AskOption = None, as_json: JsonOption = False) -> None:
-    """Which stage has how many replicas."""
+def _print_stages(home: Path | None, as_json: bool) -> None:
     rows = api_call(home, "/v1/stages") if telling_daemon(home) else _stored().stages(home)
     if as_json:
         print_json(rows)
@@ -331,10 +347,28 @@ def stages(home: AskOption = None, as_json: JsonOption = False) -> None:
 
 def rounds(
     round: Annotated[int | None, typer.Argument(metavar="[N]", min=0, max=limits.ROUNDS - 1, help="One round in full.")] = None,
+    peer: Annotated[
+        str,
+        typer.Argument(
+            metavar="[PEER]", help="With --why: a cluster, by the beginning of its id or as tables have it, 12D3…k7Qm."
+        ),
+    ] = "",
+    why: Annotated[
+        bool, typer.Option("--why", help="Explain why round N was slow or incomplete, or went without this node (or PEER).")
+    ] = False,
     home: AskOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """The rounds so far; or who counted in one, who did not and why."""
+    """List the rounds; or show the clusters of one, which were counted, which not, and why."""
+    if why:
+        if round is None:
+            raise ConfigError("which round? pass its number: `dilocox rounds N --why`")
+        from dilocox.cli.explain import print_why
+
+        print_why(round, peer, home, as_json)
+        return
+    if peer:
+        raise ConfigError(f"PEER ({peer}) goes with --why: `dilocox rounds {round} {peer} --why`")
     if telling_daemon(home):
         value = api_call(home, "/v1/rounds" if round is None else f"/v1/rounds/{round}")
     else:

@@ -1,5 +1,5 @@
-"""Every reason for which something does not count, in words for people: what it means and what to do. `dilocox explain`, `status`,
-the page and docs/operations.md say it with these sentences."""
+"""Each reason for a rejection in words for people: its meaning and a remedy. `dilocox rounds N --why`, `status`, the page and
+docs/operations.md print these sentences."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -60,7 +60,7 @@ REASONS: Mapping[pb.Reason, Advice] = {
     ),
     pb.REASON_TOO_FEW_CLUSTERS: Advice(
         "fewer clusters than the run needs took part, or could be counted: the round counted none of them",
-        "nothing on this machine; restart the clusters that were away (`dilocox explain` with the round's number names them)",
+        "nothing on this machine; restart the clusters that were away (`dilocox rounds N --why` names them)",
     ),
     pb.REASON_RATE: Advice("it said more than it may", _SAME_VERSION),
     pb.REASON_RUN_FINISHED: Advice("the run is finished", "nothing"),

@@ -79,7 +79,7 @@ def test_the_commands_beside_a_testnet(testnet: Path):
         return asked.returncode == 0
 
     wait_for(fourth, "four rounds closed")
-    assert any("explain 3" in line for line in beside)
+    assert any("rounds 3 --why" in line for line in beside)
     for line in beside:
         run(line, testnet)
 

@@ -68,7 +68,9 @@ def test_the_command_line_reads_a_running_node(swarm: Swarm):
     peers = wait_for(everybody, "three peers known, and on the roster")
     assert {row["name"] for row in peers} <= {*NODES}
     assert all(row["stages"] == [0, 1, 2] for row in peers)
-    wait_for(lambda: [row["replicas"] for row in command("stages", "--home", home)] == [3, 3, 3], "each stage has three")
+    wait_for(
+        lambda: [row["replicas"] for row in command("peers", "--stages", "--home", home)] == [3, 3, 3], "each stage has three"
+    )
     rounds = command("rounds", "--home", home)
     assert [row["round"] for row in rounds] == list(range(len(rounds)))
     number = swarm.wait_until_all_are_counted(NODES, 1)

@@ -214,9 +214,9 @@ def test_what_is_not_there_is_a_sentence(run: Run):
 @pytest.mark.parametrize(
     ("words", "code", "help"),
     [
-        ("explain 6", "no-such-round", "rounds"),
+        ("rounds 6 --why", "no-such-round", "rounds"),
         ("rounds 6", "no-such-round", "rounds"),
-        ("explain 4 x", "no-such-peer", "peers"),
+        ("rounds 4 x --why", "no-such-peer", "peers"),
     ],
 )
 def test_what_is_not_there_has_its_code_and_an_advice_offline_too(run: Run, tmp_path: Path, words: str, code: str, help: str):
@@ -227,7 +227,7 @@ def test_what_is_not_there_has_its_code_and_an_advice_offline_too(run: Run, tmp_
 
 
 def test_the_verb_reads_a_folder(run: Run, tmp_path: Path):
-    shown = CliRunner().invoke(app, ["explain", "4", PEERS[2], "--home", str(tmp_path)])
+    shown = CliRunner().invoke(app, ["rounds", "4", PEERS[2], "--why", "--home", str(tmp_path)])
     assert shown.exit_code == 0, shown.output
     assert (
         "round 4: slow and incomplete: 11.5 s (the median of the rounds before is 2.5 s; slow is above 3.8 s)" in shown.stdout

@@ -98,7 +98,7 @@ def test_an_index_that_is_none_is_named(tmp_path: Path):
         Weights(tmp_path, model, False)
 
 
-@pytest.mark.parametrize("arguments", [["check", "FILE"], ["coordinator", "FILE"], ["node", "--join", "@FILE"]])
+@pytest.mark.parametrize("arguments", [["check", "FILE"], ["coordinator", "FILE"]])
 def test_a_device_and_a_fifo_are_refused_before_they_are_opened(arguments: list[str], tmp_path: Path):
     os.mkfifo(tmp_path / "fifo")
     for file, kind in (("/dev/zero", "a device"), (str(tmp_path / "fifo"), "a FIFO")):

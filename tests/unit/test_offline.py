@@ -63,15 +63,15 @@ def test_a_daemon_that_is_there_and_says_nothing_is_not_to_be_started_again(monk
 
 def test_stages_warn_of_one_replica(tmp_path: Path):
     home = str(made(tmp_path, 2))
-    rows = json.loads(said("stages", "--json", "--home", home).stdout)
+    rows = json.loads(said("peers", "--stages", "--json", "--home", home).stdout)
     assert [row["replicas"] for row in rows] == [3, 3]
-    assert "only one replica" not in said("stages", "--home", home).stdout
+    assert "only one replica" not in said("peers", "--stages", "--home", home).stdout
     (alone := Run(tmp_path / "alone" / "runs" / "ab", rounds={"min_clusters": 1, "start_clusters": 1})).say(
         alone.table.claim(0)
     )
     alone.log.close()
     alone.chain.close()
-    told = said("stages", "--home", str(tmp_path / "alone"))
+    told = said("peers", "--stages", "--home", str(tmp_path / "alone"))
     assert told.stdout.count("only one replica: its loss stops the run") == 2, told.output
 
 
@@ -81,7 +81,7 @@ def test_peers_and_top_tell_who_was_there(tmp_path: Path):
     assert {row["peer"] for row in rows if row["on_roster"]} == {identity(number).peer for number in range(3)}
     assert {row["present"] for row in rows} == {None}, "nobody is heard"
     assert said("peers", "nobody", "--home", home).exit_code == 2
-    screen = said("top", "--home", home)
+    screen = said("status", "--watch", "--home", home)
     assert screen.exit_code == 3
     assert "no daemon runs here" in screen.stdout
     assert re.search(r"^ +2 +.*3/3", screen.stdout, re.MULTILINE)

@@ -1,11 +1,11 @@
-"""`dilocox top`: status, the last rounds and the peers, again and again, on one screen."""
+"""`dilocox status --watch`: status, the last rounds and the peers, again and again, on one screen."""
 
 import shutil
 import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.console import Group
@@ -13,12 +13,12 @@ from rich.live import Live
 from rich.text import Text
 
 from dilocox.cli import offline
-from dilocox.cli.common import AskOption, api_call, console, has_ended, labelled, make_table
+from dilocox.cli.common import api_call, console, has_ended, labelled, make_table
 from dilocox.cli.exits import Exit
 from dilocox.cli.show import LABEL_WIDTH, PEER_COLUMNS, ROUND_COLUMNS, peer_row, round_row, status_rows
 from dilocox.protocol.ids import short
 
-__all__ = ["frame", "sparkline", "top"]
+__all__ = ["frame", "sparkline", "watch"]
 
 BARS = "▁▂▃▄▅▆▇█"
 ROUNDS_SHOWN = 10
@@ -26,11 +26,8 @@ PEERS_SHOWN = ("peer", "name", "roster", "standing", "present", "round", "step",
 """On a line of 80 characters."""
 
 
-def top(
-    every: Annotated[float, typer.Option(min=0.5, max=3600, help="Seconds between two looks.")] = 2.0,
-    home: AskOption = None,
-) -> None:
-    """Live: what `status`, `rounds` and `peers` say. Off a terminal one look. Ctrl-C ends it."""
+def watch(home: Path | None, every: float) -> None:
+    """Show status, rounds and peers again and again, until Ctrl-C; off a terminal once. `every`: seconds between two looks."""
     if has_ended(home):
         console.print(_ended(home))
         raise typer.Exit(Exit.NOT_RUNNING)

@@ -1,4 +1,4 @@
-"""`dilocox top` shows what `status`, `rounds` and `peers` show."""
+"""`dilocox status --watch` shows what `status`, `rounds` and `peers` show."""
 
 import io
 import re
@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from dilocox.cli import common, top
+from dilocox.cli import common, watch
 from dilocox.cli.exits import Exit
 from dilocox.cli.main import app
 from dilocox.cli.show import round_row, status_rows
@@ -47,8 +47,8 @@ def test_one_frame(monkeypatch: pytest.MonkeyPatch):
     peers[0]["name"] = "[red]attic"
     out = io.StringIO()
     screen = Console(file=out, width=80, markup=False)
-    monkeypatch.setattr(top, "console", screen)
-    screen.print(top.frame(status, rounds, peers))
+    monkeypatch.setattr(watch, "console", screen)
+    screen.print(watch.frame(status, rounds, peers))
     shown = out.getvalue()
     assert f'coordinator {short(COORDINATOR.peer)} "hall"' in shown
     assert "collecting: waiting for [bold]somebody" in shown
@@ -141,9 +141,9 @@ def test_off_a_terminal_or_with_no_color_nothing_is_coloured(
 
 
 def test_bars():
-    assert top.sparkline([0.0, 7.0, 3.0]) == "▁█▄"
-    assert top.sparkline([1.0, 1.0]) == "▁▁"
+    assert watch.sparkline([0.0, 7.0, 3.0]) == "▁█▄"
+    assert watch.sparkline([1.0, 1.0]) == "▁▁"
 
 
 def test_without_a_daemon(tmp_path: Path):
-    assert CliRunner().invoke(app, ["top", "--home", str(tmp_path)]).exit_code == 3
+    assert CliRunner().invoke(app, ["status", "--watch", "--home", str(tmp_path)]).exit_code == 3
