@@ -9,15 +9,15 @@ STAMP := $(VENV)/.installed
 setup: $(STAMP)
 
 # By version; with LOCK=deploy/ci-cpu.lock by hash, which is for one kind of machine.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt plugins/settlement/pyproject.toml plugins/zerog/pyproject.toml
 	@echo "installing what this needs into $(VENV): torch alone is 200 MB to fetch, so it takes some minutes the first time"
 	$(PYTHON) -m venv $(VENV)
 ifdef LOCK
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r $(LOCK)
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 else
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 endif
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e . -e plugins/settlement -e plugins/zerog
 	touch $(STAMP)
 
 lock: setup  ## after a change of constraints.txt: the hashes of what images and CI install

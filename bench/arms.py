@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from bench.encoders import SparseLoCoState
 from bench.report import load_preset
-from bench.sparseloco import SparseLoCoState
 from bench.texts import Text, stdlib
 from dilocox.node.outer.state import StageState
 from dilocox.protocol.manifest import Compression, Manifest, Model
@@ -83,7 +83,6 @@ class Arm:
             "max_inner_steps": MOST_PHASES * horizon,
             "count": steps // horizon,
             "synchronous_rounds": 0,
-            "first_inner_steps": None,
         }
 
 

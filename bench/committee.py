@@ -77,6 +77,7 @@ class Committee:
     run: Manifest
     dataset: Dataset
     seconds: Seconds
+    looks_for_bias: bool
     measured: list[Measured] = field(default_factory=list)
     memories: dict[str, bias.Memory] = field(default_factory=dict)
     """By voter: of what it scored."""
@@ -115,7 +116,7 @@ class Committee:
             harm[voter] = [name for name in listed if name in well_made and name != voter and not said[name]]
         names = list(listed)
         told = scoring.opinions(self.run, ballot, listed, harm, lambda voter, index, _: names[index] in harm[voter])
-        return {name: found for name, found in told.items() if found.refuses(self.run)}
+        return {name: found for name, found in told.items() if found.refuses()}
 
     def _scores(
         self,
@@ -139,7 +140,7 @@ class Committee:
                 payloads=works[name].payloads,
                 own=works[voter].payloads,
                 positions=positions,
-                signs=SIGNS if self.run.scoring.bias else 0,
+                signs=SIGNS if self.looks_for_bias else 0,
             )
             with self.seconds.spent("candidates"):
                 candidate = make_candidate(trainer, asked, head.rank_or_k, read)

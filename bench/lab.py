@@ -147,6 +147,8 @@ class Lab:
     data: Path | None = None
     """Where the run's corpus lies; None: it is the standard library's."""
     hostile: Hostile | None = None
+    looks_for_bias: bool = True
+    """Whether voters take sketches, as in the product."""
     states: type[StageState] = StageState
     """How a cluster encodes: the product's way, or another method's."""
     points: list[Point] = field(default_factory=list)
@@ -181,7 +183,7 @@ class Lab:
         """Of the longest phase of the open round."""
         self.wire_bytes = self.tokens = 0
         self.dataset: Dataset = load_dataset(self.run, self.data or stdlib().folder)
-        self.committee = Committee(self.run, self.dataset, self.seconds)
+        self.committee = Committee(self.run, self.dataset, self.seconds, self.looks_for_bias)
         self.members = []
         for name in names:
             self.members.append(Member(self.beginner(), phase.begin(self.run, name, self.head)))
@@ -426,7 +428,7 @@ class Lab:
             ledger=ledger.top_up(sorted(head.roster), ahead),
             norm=median,
             rank_or_k=rank_or_k,
-            inner_steps=self.run.inner_steps(head.round + 1),
+            inner_steps=self.run.rounds.inner_steps,
         )
 
     def evaluate(self) -> float:

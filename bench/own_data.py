@@ -19,6 +19,7 @@ from dilocox.node.training.scores import make_candidate, measure
 from dilocox.protocol.ledger import Lease
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.pb import worker_pb2 as pb
+from dilocox.protocol.scoring import SAMPLES
 
 __all__ = ["Difference", "differences", "samples_read", "summary"]
 
@@ -46,10 +47,7 @@ def differences(run: Manifest, clusters: int, arrival: int | Arrival, data: Path
         free = range(lab.head.ledger.cursor, lab.dataset.sequences)
         for number, sent in enumerate(lab.counted.values()):
             asked = pb.Score(round=before.round, payloads=sent.payloads, own=sent.payloads)
-            samples = [
-                _some(positions, run.scoring.sequences, random)
-                for positions in (read[number], read[(number + 1) % len(read)], free)
-            ]
+            samples = [_some(positions, SAMPLES, random) for positions in (read[number], read[(number + 1) % len(read)], free)]
             own, copied, elsewhere = (_gain(lab, number, asked, before.rank_or_k, positions) for positions in samples)
             found.append(Difference(before.round, own - elsewhere, copied - elsewhere))
     return found

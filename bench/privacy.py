@@ -134,7 +134,6 @@ def settings(steps: int, seed: int, shared: Mapping[str, str]) -> dict[str, dict
             "inner_steps": HORIZON,
             "max_inner_steps": 4 * HORIZON,
             "synchronous_rounds": 0,
-            "first_inner_steps": None,
             "min_clusters": 1,
             "start_clusters": 1,
         },

@@ -69,6 +69,8 @@ class Streaming:
     evaluate_every: int = 1
     """Steps."""
     data: Path | None = None
+    states_are: type[StageState] = StageState
+    """How a cluster encodes: the product's way, or another method's."""
     points: list[Point] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -88,7 +90,7 @@ class Streaming:
         specs = stage_tensors(self.run.model, 0)
         made = []
         for fragment in range(self.fragments):
-            state = StageState(self.run, 0, [spec for spec in specs if fragment_of(spec, self.fragments) == fragment])
+            state = self.states_are(self.run, 0, [spec for spec in specs if fragment_of(spec, self.fragments) == fragment])
             begun = dict(self._named(trainer))
             for spec, view in state.views(state.parameters):
                 view.copy_(begun[spec.name])

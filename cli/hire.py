@@ -55,7 +55,7 @@ def hire(
     as_json: JsonOption = False,
 ) -> None:
     """List the machines that may be had for a run; with PEERs, put them onto its allow-list, before it begins. They are paid from
-    the pool of its contract: `dilocox contract fund`."""
+    the pool of its contract: `dilocox settlement contract fund`."""
     text = read_run_text(run_file)
     manifest = Manifest.from_toml(text)
     if peers:

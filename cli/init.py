@@ -59,9 +59,6 @@ AVERAGING = (
     ),
 )
 """What presets have that belongs together, and what stands instead where it was not measured."""
-APART = """agreement = 0.0         # sites' texts differ, and so does what they learn
-worth = 0.0
-bias = 0.0"""
 PRIVATE = "private = true            # each cluster brings its own: dilocox node --private DIR"
 
 
@@ -178,7 +175,7 @@ def init(
         corpus = check_whole(BlobStore(folder), digest)
     text = render_preset(preset, called, owner.key.hex(), coordinator, source, digest, machines)
     if private:
-        text = text.replace("[data]\n", f"[data]\n{PRIVATE}\n", 1).replace("[scoring]\n", f"[scoring]\n{APART}\n", 1)
+        text = text.replace("[data]\n", f"[data]\n{PRIVATE}\n", 1)
     if private or begin is not None:
         text = averaging(text)
     if corpus.chat is not None:

@@ -2,13 +2,14 @@
 time of `dilocox node`."""
 
 from collections.abc import Callable, Iterator, Mapping
-from importlib import import_module
+from functools import cache
+from importlib import import_module, metadata
 from typing import Any
 
 import typer
 from typer.core import TyperCommand
 
-__all__ = ["PANELS", "VERBS", "Verbs", "listing"]
+__all__ = ["PANELS", "VERBS", "Verbs", "listing", "plugins"]
 
 VERBS = {
     "init": "init.init",
@@ -32,15 +33,9 @@ VERBS = {
     "plan": "plan.plan",
     "verify": "verify.verify",
     "shares": "shares.shares",
-    "account": "settlement.account",
-    "stake": "settlement.stake",
-    "settle": "settlement.settle",
-    "claim": "settlement.claim",
-    "contract": "contract.app",
     "runs": "runs.runs",
     "offer": "offer.offer",
     "hire": "hire.hire",
-    "zerog": "zerog.app",
     "export": "export.export",
     "generate": "generate.generate",
     "data": "data.app",
@@ -88,24 +83,30 @@ PANELS: dict[str, dict[str, str]] = {
         "attest": "Make and check hardware evidence.",
         "shares": "Ask peers for erasure shards, and restore from them.",
     },
-    "Payment and market": {
-        "account": "Print the account of a key.",
-        "stake": "Stake on the run's contract.",
-        "settle": "Post the newest commit's merit to the run's contract.",
-        "claim": "Have an account paid what its merit is worth.",
-        "contract": "Make and control the contract of a run.",
+    "Market": {
         "runs": "List runs that look for machines.",
         "offer": "Offer this machine to runs.",
         "hire": "List machines that may be hired, and allow them.",
-        "zerog": "Use 0G's networks as archive and chain.",
     },
 }
 """The root's help by panel: written here, so that listing all verbs loads none of them."""
 
 
+PLUGINS = "dilocox.commands"
+"""Group of entry points: each names a typer app, or a function, of an installed distribution."""
+
+
+@cache
+def plugins() -> dict[str, metadata.EntryPoint]:
+    """Return the commands of installed plugins by name. A name that the core has stays the core's."""
+    return {entry.name: entry for entry in metadata.entry_points(group=PLUGINS) if entry.name not in VERBS}
+
+
 def listing() -> dict[str, Any]:
-    """Return a command for each verb that only its help line is taken of."""
+    """Return a command for each verb that only its help line is taken of. A plugin's line is the summary of its distribution."""
     lines = [(panel, name, line) for panel, verbs in PANELS.items() for name, line in verbs.items()]
+    for name, entry in plugins().items():
+        lines.append(("Plugins", name, entry.dist.metadata["Summary"] if entry.dist is not None else ""))
     return {name: TyperCommand(name, help=line, short_help=line, rich_help_panel=panel) for panel, name, line in lines}
 
 
@@ -119,17 +120,23 @@ class Verbs(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._loaded:
-            module, _, attribute = self._places[name].partition(".")
-            command = _command(name, getattr(import_module(f"dilocox.cli.{module}"), attribute))
+            command = _command(name, self._found(name))
             self._prepare(name, command)
             self._loaded[name] = command
         return self._loaded[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
+        return iter((*self._places, *plugins()))
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._places) + len(plugins())
+
+    def _found(self, name: str) -> Any:
+        """Load a verb. Raises KeyError where neither the core nor a plugin has it."""
+        if name in self._places:
+            module, _, attribute = self._places[name].partition(".")
+            return getattr(import_module(f"dilocox.cli.{module}"), attribute)
+        return plugins()[name].load()
 
 
 def _command(name: str, found: Any) -> Any:

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import tomllib
 from hashlib import sha256
 from pathlib import Path
 
@@ -16,14 +17,21 @@ __all__ = ["main"]
 DEPLOY = Path(__file__).parent
 ROOT = DEPLOY.parent
 ONLY_CUDA = re.compile(r"(nvidia-|cuda-|triton)")
-FOR_TESTS = ("dev", "availability", "settlement", "settlement-test")
-"""Extras in the locks for CI: an EVM and a compiler too, so that the contract is tested by the gate."""
+FOR_TESTS = ("dev", "availability")
+"""Extras in the locks for CI."""
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 
-def compiled(*extras: str) -> list[str]:
+def plugin_requirements() -> str:
+    """Return the requirements of the settlement plugin and its tests, one a line: the gate compiles and runs the contract."""
+    project = tomllib.loads((ROOT / "plugins" / "settlement" / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["test"]]
+    return "\n".join(each for each in wanted if not each.startswith("dilocox"))
+
+
+def compiled(*sources: str) -> list[str]:
     """A requirement with its hashes each, by name; for every Python that we support, and to build with."""
-    arguments = ["pyproject.toml", *extras, "-c", "constraints.txt", "--generate-hashes", "--universal"]
+    arguments = ["pyproject.toml", *sources, "-c", "constraints.txt", "--generate-hashes", "--universal"]
     quiet = ["--no-annotate", "--no-header", "--quiet"]
     command = [sys.executable, "-m", "uv", "pip", "compile", *arguments, *quiet]
     found = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
@@ -43,7 +51,11 @@ def cpu_wheel_hashes(torch: str) -> list[str]:
 
 
 def main() -> None:
-    everything, image = compiled(*(f"--extra={extra}" for extra in FOR_TESTS)), compiled()
+    with tempfile.NamedTemporaryFile("w", suffix=".in") as requirements:
+        requirements.write(plugin_requirements())
+        requirements.flush()
+        everything = compiled(requirements.name, *(f"--extra={extra}" for extra in FOR_TESTS))
+    image = compiled()
     torch = next(entry for entry in image if entry.startswith("torch=="))
     hashes = [f"--hash=sha256:{digest}" for digest in cpu_wheel_hashes(torch)]
     with_cpu = " \\\n    ".join([torch.split()[0], *hashes])

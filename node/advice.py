@@ -248,8 +248,7 @@ def settings_of(advice: Advice, manifest: Manifest) -> dict[str, dict[str, Any]]
 
 def superseded(manifest: Manifest) -> list[str]:
     """Keys of [rounds] that would make another H of it, where the run file has them."""
-    keys = ("first_inner_steps", "round_seconds")
-    return [key for key in keys if getattr(manifest.rounds, key) is not None]
+    return ["round_seconds"] if manifest.rounds.round_seconds is not None else []
 
 
 def _binds(site: Site, chosen: Estimate, least: int) -> str:

@@ -86,7 +86,7 @@ def _audits(manifest: Manifest, clusters: int) -> float:
     rules, others = manifest.audit, clusters - 1
     if not rules.segments or not others:
         return 0.0
-    drawn = others if others <= rules.auditors else others * (1 - (1 - 1 / others) ** rules.auditors)
+    drawn = others if others <= auditing.AUDITORS else others * (1 - (1 - 1 / others) ** auditing.AUDITORS)
     return float(min(limits.AUDITS, rules.share * clusters)) * drawn / clusters
 
 

@@ -126,7 +126,7 @@ class Generations:
                 payloads=payloads,
                 own=own,
                 positions=asked.positions,
-                signs=self._signs if self._manifest.scoring.bias else 0,
+                signs=0 if self._manifest.data.private else self._signs,
             )
         )
 

@@ -284,9 +284,9 @@ class Policy:
         same = len(expected) == REPORT_DATA_BYTES and hmac.compare_digest(claims.report_data, expected)
         _require(same, Code.REPORT_DATA, "the hardware signed another peer, run or nonce")
         nameless = kind == SEV_SNP and claims.version == 2
-        _require(settings.allow_snp_version_2 or not nameless, Code.VERSION, "a version 2 report does not name its CPU")
-        _require(settings.allow_debug or not claims.debug, Code.DEBUG, "the guest can be debugged by its host")
-        _require(settings.allow_migration or not claims.migratable, Code.MIGRATABLE, "the guest can be migrated")
+        _require(not nameless, Code.VERSION, "a version 2 report does not name its CPU")
+        _require(not claims.debug, Code.DEBUG, "the guest can be debugged by its host")
+        _require(not claims.migratable, Code.MIGRATABLE, "the guest can be migrated")
         _require(claims.vmpl <= settings.vmpl, Code.VMPL, f"VMPL {claims.vmpl}; at most {settings.vmpl}")
         allowed = settings.measurements.get(kind, ())
         _require(

@@ -50,6 +50,8 @@ __all__ = [
     "verdict_name",
 ]
 
+AUDITORS = 5
+"""Clusters that audit one contribution. Two thirds of them convict: fewer would leave that to chance, more would take more time."""
 WAIT = 2
 """Rounds from a contribution to the receipts that say what its auditors found."""
 FAULTS = frozenset((pb.AUDIT_DIFFERS, pb.AUDIT_MALFORMED))
@@ -118,7 +120,7 @@ def drawn(manifest: Manifest, head_round: int, ballot: Statement[pb.Ballot], say
     lots = {name: sha256(seed, name.encode()) for name in says}
     wanted = [name for name in says if _number(lots[name][:8]) >> 11 < chance]
     kept = sorted(sorted(wanted, key=lambda name: lots[name])[: limits.AUDITS])
-    committees = {name: capped(scoring.draw(rules.auditors, seed, name, says)) for name in kept}
+    committees = {name: capped(scoring.draw(AUDITORS, seed, name, says)) for name in kept}
     return [Audit(head_round, name, _number(lots[name][8:16]), committees[name]) for name in kept]
 
 

@@ -41,6 +41,8 @@ LITTLE = 0.1
 GROWN = 1.15
 """Times the length of a contribution that did not count, which the next one has at least that says it again: root 2 once, root 3/2
 twice. Then its author is off the roster."""
+STEADY = 2.25
+"""Times the median author's strength from which an author pulls steadily: docs/poisoning.md says what it catches."""
 NOISE = 1e-9
 """Of a length: what rounding makes."""
 Vector = npt.NDArray[np.float64]
@@ -103,15 +105,15 @@ def closed(memory: Memory, cut: Mapping[str, float]) -> Memory:
 
 
 def biased(manifest: Manifest, memory: Memory, me: str, scores: Mapping[str, Score]) -> frozenset[str]:
-    """Of the authors that the voter `me` measured, who pulls steadily: `scoring.bias` times as strongly as the median of them and
+    """Of the authors that the voter `me` measured, who pulls steadily: STEADY times as strongly as the median of them and
     of us, or more; of two the stronger is the median. Nobody where fewer than three are known for long enough: of two nobody can
     tell which of them differs."""
     known = memory.authors
     long = {author for author in (me, *scores) if author in known and known[author].rounds >= LEAST_ROUNDS}
-    if len(long) < 3 or not manifest.scoring.bias:
+    if len(long) < 3 or manifest.data.private:
         return frozenset()
     median = sorted(known[author].strength for author in long)[len(long) // 2]
-    return frozenset(author for author in long - {me} if known[author].strength >= manifest.scoring.bias * median)
+    return frozenset(author for author in long - {me} if known[author].strength >= STEADY * median)
 
 
 def _sketches(me: str, scores: Mapping[str, Score]) -> dict[str, Vector]:

@@ -110,7 +110,7 @@ def compose(manifest: Manifest, head: Head, gathered: Gathered, closing: Closing
         data_cursor=ledger.cursor,
         free_spans=[pb.Span(start=start, end=end) for start, end in ledger.free],
         rank_or_k=rank_or_k,
-        inner_steps=manifest.inner_steps(head.round + 1),
+        inner_steps=manifest.rounds.inner_steps,
         trained=trained,
         built_by=[] if result.counted else sorted(head.built_by),
         resting=[pb.Rest(cluster=name, until=rest.until, removals=rest.removals) for name, rest in sorted(resting.items())],

@@ -2,7 +2,7 @@
 the same: the commit carries weights and clips in total, and who applies it reads those of tensors off the counted leaves.
 
     weight          tokens, at most as many lower medians of the counted ones' tokens as the cap says, times the author's share of
-                    what there is to earn; the cap rises from rounds.weight_cap to standing.weight_cap by rounds in which a
+                    what there is to earn; the cap rises from rounds.weight_cap to EARNED_CAP by rounds in which a
                     committee measured what its work does: nothing else bears out how much it says it trained
     clip in total   norm codes above clip_ratio medians of the counted ones' norms
     clip of tensor  norm codes above tensor_clip_ratio medians of the counted ones' norms of that tensor, or the clip in total
@@ -25,6 +25,9 @@ from dilocox.protocol.tensors import stage_tensors
 
 __all__ = ["Announced", "clip", "cut", "median_norm", "tensor_clips", "weights"]
 
+EARNED_CAP = 4.0
+"""Lower medians of tokens up to which a cluster weighs that has earned all: one of four times the usual speed counts in full."""
+
 
 def weights(manifest: Manifest, tokens: Mapping[str, int], standings: Mapping[str, Record]) -> dict[str, int]:
     """In the mean, by cluster. What a cap takes off is not owed to anybody: nothing of the payload is cut off."""
@@ -38,7 +41,7 @@ def weights(manifest: Manifest, tokens: Mapping[str, int], standings: Mapping[st
 def _cap(manifest: Manifest, record: Record) -> float:
     """What this one has earned."""
     first, most = manifest.weight_cap, manifest.standing_rounds
-    earned = max(0.0, manifest.standing.weight_cap - first) * min(record.scored, record.earned) / most if most else 0.0
+    earned = max(0.0, EARNED_CAP - first) * min(record.scored, record.earned) / most if most else 0.0
     return first and first + earned
 
 

@@ -124,13 +124,6 @@ def _compression(manifest: Manifest) -> Iterator[Finding]:
             f"{compression.keep} is above the model's largest rank, {most}: factors are larger than what they stand for",
             f"rank = {max(1, most // 4)}",
         )
-    if not compression.error_feedback and compression.codec != "fp32":
-        yield Finding(
-            Level.ODD,
-            "compression.error_feedback",
-            f"is off, and {compression.codec} drops most of a pseudo-gradient: what it drops is lost",
-            "leave it out",
-        )
 
 
 def _rounds(manifest: Manifest) -> Iterator[Finding]:
@@ -163,8 +156,6 @@ def _rounds(manifest: Manifest) -> Iterator[Finding]:
             f"{rounds.synchronous_rounds:,} of {rounds.count:,} rounds: nothing ever overlaps",
             'set overlap = "none" if that is meant',
         )
-    if rounds.first_inner_steps is not None and not rounds.synchronous_rounds:
-        yield _idle("rounds.first_inner_steps", "without rounds.synchronous_rounds")
     if rounds.overlap != "rebase" and _said(rounds, "lead_weight"):
         yield _idle("rounds.lead_weight", f"with overlap {rounds.overlap}")
     for key, every in (("rounds.snapshot_every", rounds.snapshot_every), ("rounds.evaluate_every", rounds.evaluate_every)):

@@ -92,13 +92,9 @@ class Training(Section):
     muon_momentum: Beta = 0.95
     """A cluster alone, with a small batch, does better with less of it (docs/results.md)."""
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.1
-    beta1: Beta = 0.9
-    beta2: Beta = 0.95
     warmup_steps: Count = 0
     total_steps: Positive
-    """The cosine ends here."""
-    final_learning_rate: Fraction = 0.1
-    """As a share of the peak."""
+    """The cosine ends here, at a tenth of the peak."""
     gradient_clip: Annotated[float, Field(gt=0)] = 1.0
     batch_size: Positive
     """Sequences per inner step and cluster."""
@@ -139,7 +135,6 @@ class Compression(Section):
     """Of topk-int2: values kept of every 4,096, on average over the stage."""
     entropy_coding: bool = False
     """Huffman coding of the payload, lossless."""
-    error_feedback: bool = True
     adapt: Literal["fixed", "effective-rank"] = "fixed"
     """Rule by which the rank of lowrank-int4 changes from round to round (protocol/adaptive.py). At equal bytes effective-rank has
     not ended lower than `fixed` by more than seeds differ (docs/results.md)."""
@@ -174,8 +169,7 @@ class Rounds(Section):
     lead_weight: Annotated[float, Field(ge=0, le=1)] = 0.5
     """Of rebase: how much of its own work a cluster keeps in its parameters until the commit that holds it arrives."""
     synchronous_rounds: Count = 0
-    """The first rounds wait for their commit (overlap none), and lengthen evenly from first_inner_steps to inner_steps."""
-    first_inner_steps: Annotated[int, Field(gt=0, le=limits.INNER_STEPS)] | None = None
+    """The first rounds wait for their commit (overlap none)."""
     min_clusters: Annotated[int, Field(gt=0, le=limits.CLUSTERS)] = 2
     start_clusters: Annotated[int, Field(gt=0, le=limits.CLUSTERS)] | None = None
     """The first round opens when so many clusters are here; default min_clusters. `dilocox init --machines` writes it."""
@@ -198,9 +192,6 @@ class Rounds(Section):
     weight_cap: Ratio | Literal[0] | None = None
     """A contribution weighs by its tokens, at most this multiple of the counted ones' lower median; 0: no cap; default: 1 in an
     open run, 0 with an allow-list."""
-    largest_rms: Annotated[float, Field(gt=0, le=1e6)] | None = None
-    """A tensor's payload that would move its weights by more than this, in the root mean square, is refused; default: by
-    max_inner_steps steps of the largest learning rate, farther than an honest phase goes."""
 
     @model_validator(mode="after")
     def _consistent(self) -> "Rounds":
@@ -208,8 +199,8 @@ class Rounds(Section):
         return self
 
     def _faults(self) -> Iterator[str]:
-        if self.max_inner_steps < self.inner_steps or (self.first_inner_steps or 1) > self.inner_steps:
-            yield "first_inner_steps <= inner_steps <= max_inner_steps does not hold"
+        if self.max_inner_steps < self.inner_steps:
+            yield "inner_steps <= max_inner_steps does not hold"
         if self.start_clusters is not None and self.start_clusters < self.min_clusters:
             yield "start_clusters must be at least min_clusters"
         if self.round_seconds is not None and self.deadline_seconds <= self.round_seconds:
@@ -221,20 +212,6 @@ class Scoring(Section):
 
     voters: Annotated[int, Field(ge=0, le=limits.SCORERS)] = 0
     """So many clusters, drawn for each contribution, score it: all others where they are fewer. 0: nobody does."""
-    threshold: Annotated[float, Field(gt=0, le=1)] = 2 / 3
-    """A contribution counts where at least this share of its committee's members who voted finds no harm in it."""
-    sequences: Annotated[int, Field(gt=0, le=1024)] = 8
-    """Samples on which a voter measures the loss."""
-    margin: Annotated[float, Field(ge=0, le=100)] = 0.0
-    """A contribution harms where it points another way than the voter's own, and makes the loss worse by this or more, in nats per
-    token; with 0 where it makes it no better, or by no more than …"""
-    worth: Annotated[float, Field(ge=0, lt=1)] = 0.5
-    """… this share of the median of what the voter measured in the round, of as many tokens."""
-    agreement: Annotated[float, Field(ge=0, lt=1)] = 0.6
-    """It points another way where its cosine is below this share of that median, or below 0."""
-    bias: Annotated[float, Field(ge=0, le=1000)] = 2.25
-    """And it harms where its author's contributions differ from the others' in the same way round after round, so many times as
-    strongly as the median author's (protocol/bias.py). 0: nobody looks at that."""
     share: Fraction = 0.03
     """Of a cluster's time that scoring may take; what is not scored in time is accepted as far as its voter is concerned."""
 
@@ -246,12 +223,6 @@ class Audit(Section):
     """The longest phase has so many stretches, between states that a contribution commits to. 0: nobody audits."""
     share: Fraction = 0.25
     """Of the counted contributions, that are audited."""
-    auditors: Annotated[int, Field(gt=1, le=limits.AUDITORS)] = 5
-    """So many, drawn by standing, audit each: all others where they are fewer. Two thirds of them find it wrong, or nothing
-    follows."""
-    largest_bytes: Annotated[int, Field(gt=0, le=limits.BLOB_BYTES)] = 1 << 30
-    """A state of a phase may have so many: parameters and inner optimizer. Each contribution is so many times (segments and one) on
-    its author's disk; and what is audited goes twice over its line to each auditor."""
     largest_distance: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """Between machines of different kinds, of what an auditor computes to what was said, relative to the way of the stretch."""
 
@@ -262,8 +233,6 @@ class Standing(Section):
     rounds: Annotated[int, Field(ge=0, le=limits.STANDING)] | None = None
     """So many counted rounds are all there is to earn; a newcomer begins with a sixteenth of them. 0: all stand equal; default: 64
     in an open run, 0 with an allow-list."""
-    weight_cap: Ratio = 4.0
-    """Where rounds.weight_cap is below this, it rises to this as a cluster earns it: by rounds in which its work was scored."""
 
 
 class Admission(Section):
@@ -298,10 +267,6 @@ class Attestation(Section):
     """By kind, then component: `evaluation` for tdx; `bl`, `tee`, `snp`, `ucode`, `fmc` for sev-snp."""
     vmpl: Annotated[int, Field(ge=0, le=3)] = 0
     """Highest admitted virtual machine privilege level number of sev-snp."""
-    allow_snp_version_2: bool = False
-    """Version 2 reports of sev-snp do not name their CPU: the product is the certificate's word."""
-    allow_debug: bool = False
-    allow_migration: bool = False
     require_gpu: bool = False
     gpu_measurements: dict[str, dict[str, tuple[str, ...]]] = Field(default={})
     """By "driver/VBIOS", then index: the SHA-384 values that the operator allows."""
@@ -322,7 +287,7 @@ class Attestation(Section):
 
 
 class Settlement(Section):
-    """Where the run's work is settled (around/settlement). Without it nothing is: commits carry no merit."""
+    """Where the run's work is settled (plugins/settlement). Without it nothing is: commits carry no merit."""
 
     chain_id: Annotated[int, Field(gt=0, lt=1 << 63)]
     """Of the EVM chain (EIP-155)."""
@@ -395,11 +360,6 @@ class Manifest(Section):
             )
         if self.audit.segments and self.data.private:
             yield "audit.segments and data.private: nobody else has the text that a cluster trained on; leave one out"
-        if self.audit.segments and self.phase_bytes > self.audit.largest_bytes:
-            yield (
-                f"audit.largest_bytes is {self.audit.largest_bytes:,}; a state of this model with its inner optimizer has"
-                f" {self.phase_bytes:,}: each auditor would fetch two of them"
-            )
         if self.model.lora is not None and self.compression.codec == "lowrank-int4":
             yield 'model.lora and lowrank-int4: adapters are of low rank already; set compression.codec = "int4"'
         founders = frozenset(self.admission.allow)
@@ -495,8 +455,12 @@ class Manifest(Section):
 
     @property
     def largest_rms(self) -> float:
+        """Largest change of a tensor's weights by one payload, as root mean square; voters refuse more.
+
+        max_inner_steps steps of the largest learning rate: farther than an honest phase goes.
+        """
         rates = [self.training.learning_rate, self.training.muon_learning_rate * (self.training.optimizer == "muon")]
-        return self.rounds.largest_rms or self.rounds.max_inner_steps * max(rates)
+        return self.rounds.max_inner_steps * max(rates)
 
     @property
     def phase_bytes(self) -> int:
@@ -513,18 +477,9 @@ class Manifest(Section):
         clusters = several(self.start_clusters, "cluster is", "clusters are")
         return f"the run begins when {clusters} here"
 
-    def inner_steps(self, round: int) -> int:
-        """H of a round (1-based): ramps over the synchronous rounds, then constant."""
-        rounds = self.rounds
-        if round > rounds.synchronous_rounds or rounds.first_inner_steps is None:
-            return rounds.inner_steps
-        span = rounds.inner_steps - rounds.first_inner_steps
-        return rounds.first_inner_steps + span * (round - 1) // max(1, rounds.synchronous_rounds)
-
     def nominal_steps(self, round: int) -> int:
         """Inner steps before a round, were every round to take its H: where a time-boxed round stands in the schedule."""
-        ramp = min(round - 1, self.rounds.synchronous_rounds)
-        return sum(self.inner_steps(n) for n in range(1, ramp + 1)) + (round - 1 - ramp) * self.rounds.inner_steps
+        return (round - 1) * self.rounds.inner_steps
 
     def overlap(self, round: int) -> str:
         return "none" if round <= self.rounds.synchronous_rounds else self.rounds.overlap

@@ -543,7 +543,7 @@ def _memory(state: MemberState) -> bias.Memory:
 
 def _closed(state: MemberState, commit: pb.Commit) -> bias.Memory:
     """With the open round, as this commit ends it."""
-    if not state.manifest.scoring.voters or not state.manifest.scoring.bias:
+    if not state.manifest.scoring.voters or state.manifest.data.private:
         return state.memory
     cut = {item.cluster: counting.cut(state.manifest, item.contribution.norm, commit.norm) for item in taken(commit)}
     return bias.closed(_memory(state), cut)

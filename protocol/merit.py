@@ -1,4 +1,4 @@
-"""Merit: what each account's work came to, as a contract can check it (around/settlement).
+"""Merit: what each account's work came to, as a contract can check it (plugins/settlement).
 
 Of a commit a cluster earns its weight: the tokens that counted, as weighed (counting.py); an account earns what the clusters that
 named it on the roster of that round earned. Merit only grows, so whoever pays out pays the difference to what was paid before, and

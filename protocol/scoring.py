@@ -6,7 +6,7 @@ where the others are no more than there are votes all of them score, and vote by
 to the round's state, and measures the loss before and after on samples of its own lease, drawn in the same way. It finds harm in
 what makes the loss no better, or by much less than the others do, and does not point the way of its own contribution as they do:
 either alone refuses too much honest work. It finds harm, too, in all of an author who pulls the same way round after round
-(bias.py). What harms in the eyes of more than a third of its committee's votes that measured it (the manifest's threshold) does not
+(bias.py). What harms in the eyes of more than a third of its committee's votes that measured it (THRESHOLD) does not
 count: who had no time for it says nothing. One who finds harm is never enough: among three clusters one would stop the run, and of
 two each could.
 """
@@ -31,6 +31,15 @@ __all__ = ["UNITS", "Opinion", "Score", "committee", "draw", "duties", "harmful"
 UNITS = 1024
 """To the nat, in a receipt."""
 LARGEST = (1 << 31) - 1
+THRESHOLD = 2 / 3
+"""Share of the votes that measured and found no harm. A contribution with less does not count; a third of hostile votes excludes
+none."""
+SAMPLES = 8
+"""Samples on which a voter measures the loss: docs/poisoning.md was measured with as many, and more take longer."""
+WORTH = 0.5
+"""Share of the median gain, for as many tokens: a contribution that gains no more, and points away, harms."""
+AGREEMENT = 0.6
+"""Share of the median cosine: a contribution points away whose cosine is below it, or below 0 (docs/poisoning.md)."""
 Of = TypeVar("Of", bound=Hashable)
 
 
@@ -65,13 +74,13 @@ def harmful(manifest: Manifest, scores: Mapping[Of, Score], tokens: Mapping[Of, 
     much less is expected, by which they weigh less, too: a gain goes with them, a cosine that noise outweighs with their root."""
     if not scores:
         return frozenset()
-    rules, usual = manifest.scoring, max(1.0, _lower_median(tokens[of] for of in scores))
-    cosine = rules.agreement * max(0.0, _lower_median(score.cosine for score in scores.values()))
-    gain = rules.worth * max(0.0, _lower_median(score.gain for score in scores.values()))
+    usual = max(1.0, _lower_median(tokens[of] for of in scores))
+    alike = not manifest.data.private  # clusters that train on different texts gain and point differently
+    cosine = AGREEMENT * alike * max(0.0, _lower_median(score.cosine for score in scores.values()))
+    gain = WORTH * alike * max(0.0, _lower_median(score.gain for score in scores.values()))
 
     def harms(score: Score, share: float) -> bool:
-        least = -rules.margin or share * gain
-        return not score.gain > least and not score.cosine >= math.sqrt(share) * cosine
+        return not score.gain > share * gain and not score.cosine >= math.sqrt(share) * cosine
 
     return frozenset(of for of, score in scores.items() if harms(score, min(1.0, tokens[of] / usual)))
 
@@ -135,8 +144,8 @@ def positions(manifest: Manifest, ballot: Statement[pb.Ballot], voter: str, leas
     if not ends:
         return []
     seed, chosen = seed_of(ballot), set[int]()
-    for number in range(2 * manifest.scoring.sequences):  # a few may be drawn twice
-        if len(chosen) == min(ends[-1], manifest.scoring.sequences):
+    for number in range(2 * SAMPLES):  # a few may be drawn twice
+        if len(chosen) == min(ends[-1], SAMPLES):
             break
         drawn = int.from_bytes(sha256(seed, voter.encode(), number.to_bytes(4, "big"))[:8], "big")
         chosen.add(drawn % ends[-1])
@@ -152,10 +161,10 @@ class Opinion:
     harmed: frozenset[str]
     """Who found harm."""
 
-    def refuses(self, manifest: Manifest) -> bool:
+    def refuses(self) -> bool:
         """Whether those are too many."""
         measured, harmed = sum(self.votes.values()), sum(self.votes[name] for name in self.harmed)
-        return len(self.harmed) > 1 and measured - harmed < manifest.scoring.threshold * measured
+        return len(self.harmed) > 1 and measured - harmed < THRESHOLD * measured
 
     def __str__(self) -> str:
         """As a reason."""

@@ -150,7 +150,7 @@ def _accepted(
             over = standing.excess(says[voters[first]], others)
             votes -= over * bool(yes[first, index[name]] or voters[first] in opinion.harmed)
             others -= over
-        if opinion.refuses(manifest):
+        if opinion.refuses():
             reasons[name] = pb.REASON_HARMS, str(opinion)
         elif (votes and 2 * votes >= others) or (not others and manifest.rounds.min_clusters == 1):
             statement = single(gathered.contributions[name])

@@ -16,7 +16,7 @@ from itertools import product
 from typing import Any
 
 from bench.poison.cells import run_all
-from bench.poison.design import ARRIVAL, BIAS, BY_NAME, CODECS, DEFENCES, FULL, QUICK, SCORED, TENSORS, Setting
+from bench.poison.design import ARRIVAL, BIAS, CODECS, DEFENCES, FULL, QUICK, SCORED, TENSORS, Setting
 from bench.poison.report import UNJUST, complete, judged, losses, missed, missed_by_scores, say
 from bench.report import bench_parser, judge, table, write
 
@@ -75,7 +75,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--codec", choices=CODECS, default=QUICK.codec, help="of the quick setting")
     parser.add_argument("--steps", type=int, default=QUICK.steps, help="inner steps of each cluster, of the quick setting")
     parser.add_argument("--seeds", type=int, default=QUICK.seeds, help="of the quick setting")
-    parser.add_argument("--defences", nargs="+", choices=[each.name for each in BY_NAME], help="only these columns")
+    parser.add_argument("--defences", nargs="+", choices=[each.name for each in DEFENCES], help="only these columns")
     parser.add_argument("--attacks", nargs="+", help="only these rows, and nobody's")
     parser.add_argument("--own-data", action="store_true", help="what a contribution does on its own samples and on others")
     parser.add_argument(

@@ -31,7 +31,13 @@ def train(cell: Cell) -> dict[str, Any]:
     hostile = Adversary(range(cell.clusters - cell.hostile, cell.clusters), attack, cell.seed)
     run = cell.manifest()
     lab = Lab(
-        run, cell.clusters, ARRIVAL, evaluate_every=max(1, run.rounds.count // 4), data=cell.text.folder, hostile=hostile
+        run,
+        cell.clusters,
+        ARRIVAL,
+        evaluate_every=max(1, run.rounds.count // 4),
+        data=cell.text.folder,
+        hostile=hostile,
+        looks_for_bias=cell.defended.looks_for_bias,
     ).rounds()
     losses = [loss if math.isfinite(loss) else math.inf for loss in lab.losses]
     bad = set(hostile.names(lab))

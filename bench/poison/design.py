@@ -17,7 +17,6 @@ from dilocox.protocol.manifest import Manifest
 __all__ = [
     "ARRIVAL",
     "BIAS",
-    "BY_NAME",
     "CODECS",
     "DEFENCES",
     "FULL",
@@ -58,11 +57,23 @@ SMALL: Settings = {
 """On top of the toy of bench/arms.py."""
 
 
+class Unbounded(Manifest):
+    """A run whose voters let a payload change a tensor by nearly any amount."""
+
+    @property
+    def largest_rms(self) -> float:
+        return 1e6
+
+
 @dataclass(frozen=True)
 class Defence:
     name: str
     describe: str
     settings: Mapping[str, Mapping[str, Any]]
+    bounds_rms: bool = True
+    """Whether voters refuse what moves a tensor farther than an honest phase does, as in the product."""
+    looks_for_bias: bool = False
+    """Whether voters take sketches, as in the product."""
 
 
 def _more(before: Defence, name: str, describe: str, **settings: Mapping[str, Any]) -> Defence:
@@ -72,21 +83,18 @@ def _more(before: Defence, name: str, describe: str, **settings: Mapping[str, An
     return Defence(name, describe, merged)
 
 
-OFF = {"weight_cap": 0, "clip_ratio": 1024.0, "tensor_clip_ratio": 0, "largest_rms": 1e6}
-NONE = Defence("none", "the mean by announced tokens", {"rounds": OFF})
-CAP = _more(NONE, "cap", "weights at most the median", rounds={"weight_cap": None})
-TOTAL = _more(CAP, "+ clip", "payloads at most two medians, and largest_rms", rounds={"clip_ratio": 2.0, "largest_rms": None})
+OFF = {"weight_cap": 0, "clip_ratio": 1024.0, "tensor_clip_ratio": 0}
+NONE = Defence("none", "the mean by announced tokens", {"rounds": OFF}, bounds_rms=False)
+CAP = replace(_more(NONE, "cap", "weights at most the median", rounds={"weight_cap": None}), bounds_rms=False)
+TOTAL = _more(CAP, "+ clip", "payloads at most two medians, and largest_rms", rounds={"clip_ratio": 2.0})
 TENSORS = _more(
     TOTAL, "+ tensors", "each tensor at most 1.25 medians: the defaults of an open run", rounds={"tensor_clip_ratio": None}
 )
 CENTERED = _more(TENSORS, "centered-clip", "outer.aggregate", outer={"aggregate": "centered-clip"})
-SCORING = {"voters": 32, "bias": 0.0}
-AT_FIRST = {**SCORING, "agreement": 0.0, "worth": 0.0}
+SCORING = {"voters": 32}
 SCORES = _more(TENSORS, "scores", "the defaults, and a committee of 32 that scores each round for itself", scoring=SCORING)
-BIAS = _more(TENSORS, "scores + bias", "as scores, and who pulls steadily harms", scoring={"voters": 32})
+BIAS = replace(SCORES, name="scores + bias", describe="as scores, and who pulls steadily harms", looks_for_bias=True)
 SCORES_CENTERED = _more(CENTERED, "scores + centered-clip", "both", scoring=SCORING)
-AWAY = _more(TENSORS, "scores, agreement 0", "as it was first: harm points away", scoring=AT_FIRST)
-AWAY_CENTERED = _more(CENTERED, "scores, agreement 0 + centered-clip", "both", scoring=AT_FIRST)
 DEFENCES = [
     NONE,
     CAP,
@@ -98,11 +106,7 @@ DEFENCES = [
     SCORES_CENTERED,
 ]
 """A defence that is to come is one more."""
-BY_NAME = [*DEFENCES, AWAY, AWAY_CENTERED]
-"""With those that no table has unless it is asked for."""
-SCORED = {defence.name: TENSORS.name for defence in (SCORES, BIAS, AWAY)} | {
-    d.name: CENTERED.name for d in (SCORES_CENTERED, AWAY_CENTERED)
-}
+SCORED = {SCORES.name: TENSORS.name, BIAS.name: TENSORS.name, SCORES_CENTERED.name: CENTERED.name}
 """Those that score, and what each is without."""
 
 
@@ -120,16 +124,20 @@ class Cell:
     seed: int
     text: Text
 
+    @property
+    def defended(self) -> Defence:
+        return next(defence for defence in DEFENCES if defence.name == self.defence)
+
     def manifest(self) -> Manifest:
         arm, on_top = CODECS[self.codec]
         arm = replace(arm, horizon=HORIZON)
-        defence = next(defence for defence in BY_NAME if defence.name == self.defence)
         choice: dict[str, dict[str, Any]] = {}
         model: Settings = {"model": {"layers": self.layers}}
-        for settings in (arm.settings, arm.choices[0], SMALL, model, on_top, defence.settings):
+        for settings in (arm.settings, arm.choices[0], SMALL, model, on_top, self.defended.settings):
             for section, values in settings.items():
                 choice.setdefault(section, {}).update(values)
-        return arm.manifest(choice, self.steps, self.seed, self.text)
+        run = arm.manifest(choice, self.steps, self.seed, self.text)
+        return run if self.defended.bounds_rms else Unbounded.model_validate(run.model_dump())
 
     @property
     def said(self) -> dict[str, Any]:
@@ -137,14 +145,13 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """What a later version of the product has beside, with defaults, does not change it, but for how a committee scores."""
-        run = self.manifest()
-        said = [self.said, run.model_dump(mode="json", exclude_defaults=True)]
-        if run.scoring.voters:
-            said.append(run.scoring.model_dump(mode="json"))
-            if not run.scoring.bias:  # as where runs were kept before there was one
-                for each in (said[1]["scoring"], said[2]):
-                    del each["bias"]
+        """What a later version of the product has beside, with defaults, does not change it."""
+        said = [
+            self.said,
+            self.defended.bounds_rms,
+            self.defended.looks_for_bias,
+            self.manifest().model_dump(mode="json", exclude_defaults=True),
+        ]
         return sha256(json.dumps(said, sort_keys=True).encode()).hex()[:24]
 
 

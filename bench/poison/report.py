@@ -9,7 +9,6 @@ from bench.poison.cells import found, loss_of
 from bench.poison.design import SCORES, TENSORS, Cell, Setting
 from bench.report import load_preset, table
 from dilocox.cli.init import preset_names
-from dilocox.protocol.manifest import Scoring
 
 __all__ = ["HARM", "Judged", "complete", "judged", "losses", "missed", "missed_by_scores", "preset_share", "say", "scored"]
 
@@ -86,8 +85,7 @@ def preset_share(preset: str, steps_a_score: float, sequences: int, clusters: in
     not score. `steps_a_score`: what one took, in inner steps of so many `sequences`; both go with the sequences that they read."""
     run = load_preset(preset)
     scores = min(run.scoring.voters, clusters - 1)
-    read = run.scoring.sequences / Scoring().sequences
-    return scores * steps_a_score * read * sequences / run.training.batch_size / run.rounds.inner_steps
+    return scores * steps_a_score * sequences / run.training.batch_size / run.rounds.inner_steps
 
 
 def losses(setting: Setting, attacks: Sequence[str], defences: Sequence[str]) -> dict[str, dict[str, float]]:

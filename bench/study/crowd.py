@@ -20,7 +20,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dilocox.node.training.data import UNTRAINED
-from dilocox.node.training.inner import by_muon, learning_rate_factor
+from dilocox.node.training.inner import BETAS, by_muon, learning_rate_factor
 from dilocox.node.training.model import build_chain
 from dilocox.node.training.pipeline import cross_entropy
 from dilocox.node.training.trainer import Trainer
@@ -63,7 +63,7 @@ class Rates:
         """Of the step after so many."""
         factor, taken = learning_rate_factor(training, step), step + 1
         rates = [training.learning_rate * factor, training.muon_learning_rate * factor]
-        return [1.0, *rates, 1 - training.beta1**taken, math.sqrt(1 - training.beta2**taken)]
+        return [1.0, *rates, 1 - BETAS[0] ** taken, math.sqrt(1 - BETAS[1] ** taken)]
 
 
 class Group:
@@ -86,9 +86,9 @@ class Group:
 
     def _update_adamw(self, gradients: Tensor, rates: Rates) -> None:
         mean, square = self._moments
-        training, active, rate = self._training, self.each(rates.active), self.each(rates.adamw)
-        mean.lerp_(gradients, (1 - training.beta1) * active)
-        square.lerp_(gradients.square(), (1 - training.beta2) * active)
+        active, rate = self.each(rates.active), self.each(rates.adamw)
+        mean.lerp_(gradients, (1 - BETAS[0]) * active)
+        square.lerp_(gradients.square(), (1 - BETAS[1]) * active)
         self.values.mul_(1 - rate * self._decay)
         divisor = square.sqrt() / self.each(rates.square_bias) + ADAM_EPS
         self.values.sub_(rate / self.each(rates.bias) * mean / divisor)

@@ -29,8 +29,8 @@ from typing import Any, Literal
 
 from bench.arms import published_compression
 from bench.baselines import CocktailSGD
+from bench.encoders import ForgetfulState, SparseLoCoState
 from bench.report import load_preset
-from bench.sparseloco import SparseLoCoState
 from bench.texts import Text
 from dilocox.node.clock import (
     Estimate,
@@ -109,7 +109,9 @@ INNERS: dict[Inner, dict[str, Any]] = {
 }
 
 CHUNKS = "top 540 of chunks"
-"""SparseLoCo's, with its decay (bench/sparseloco.py)."""
+"""SparseLoCo's, with its decay (bench/encoders.py)."""
+FORGETFUL = "int4, nothing kept"
+"""Without error feedback, as Streaming DiLoCo sends (bench/encoders.py)."""
 CODECS: dict[str, dict[str, Any]] = {
     "fp32": {"codec": "fp32"},
     "low rank": {"codec": "lowrank-int4"},
@@ -118,10 +120,10 @@ CODECS: dict[str, dict[str, Any]] = {
     "top 230": {"codec": "topk-int2", "k": 230, "entropy_coding": True},
     "top 540": {"codec": "topk-int2", "k": 540, "entropy_coding": True},
     CHUNKS: {"codec": "topk-int2", "k": 540, "entropy_coding": True},
-    "int4, nothing kept": {"codec": "int4", "entropy_coding": True, "error_feedback": False},
+    FORGETFUL: {"codec": "int4", "entropy_coding": True},
 }
 """`top k`: of every 4,096 values; of chunks with SparseLoCo's decay. Nothing kept: no error feedback."""
-FACTORS = [name for name in CODECS if name != "int4, nothing kept"]
+FACTORS = [name for name in CODECS if name != FORGETFUL]
 COCKTAIL = "drawn int4"
 """CocktailSGD's, of gradients."""
 NOTHING = "nothing"
@@ -212,8 +214,8 @@ def _arms() -> list[Arm]:
             )
     streaming: dict[Inner, str] = {"adamw": "Streaming DiLoCo", "muon": "Streaming DiLoCo, Muon"}
     for inner, published in streaming.items():
-        name = f"{inner} | int4, nothing kept | {FRAGMENTS} fragments, mixed"
-        arms.append(Arm(name, inner, "int4, nothing kept", "rebase", published, FRAGMENTS, MIXED))
+        name = f"{inner} | {FORGETFUL} | {FRAGMENTS} fragments, mixed"
+        arms.append(Arm(name, inner, FORGETFUL, "rebase", published, FRAGMENTS, MIXED))
     arms.append(Arm(f"muon 0.9 | int2 | {FRAGMENTS} fragments, rebased", "muon 0.9", "int2", "rebase", "", FRAGMENTS))
     arms.append(Arm("CocktailSGD", "adamw", COCKTAIL, published="CocktailSGD"))
     return arms
@@ -335,8 +337,8 @@ class Trial:
     @property
     def states(self) -> type[StageState]:
         """How a lab's clusters encode."""
-        is_sparseloco = self.definition.codec == CHUNKS and self.part != "local steps"
-        return SparseLoCoState if is_sparseloco else StageState
+        of_codec = {CHUNKS: SparseLoCoState, FORGETFUL: ForgetfulState}
+        return StageState if self.part == "local steps" else of_codec.get(self.definition.codec, StageState)
 
     @cached_property
     def base(self) -> Manifest:
@@ -417,7 +419,6 @@ class Trial:
                 "max_inner_steps": MOST_PHASES * h,
                 "count": count,
                 "synchronous_rounds": 0,
-                "first_inner_steps": None,
             }
             if self.part:
                 merged["rounds"] |= {**OVERLAPS["none"], "inner_steps": taken.steps, "max_inner_steps": taken.steps}

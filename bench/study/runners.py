@@ -227,5 +227,6 @@ def run_streaming(trial: Trial) -> dict[str, Any]:
         site=trial.site if trial.is_timed else None,
         evaluate_every=max(1, trial.run.training.total_steps // POINTS),
         data=trial.text.folder,
+        states_are=trial.states,
     ).train()
     return _found(streaming, trial, trial.run.rounds.inner_steps, trial.clock.arrival_step if trial.is_timed else 0)

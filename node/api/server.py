@@ -41,7 +41,7 @@ def node_status(
     mine = [item for item in last.body.excluded if item.peer == participant.cluster] if last else []
     status, manifest = participant.status, participant.manifest
     idle = participant.stands_still or status.name == "paused"
-    inner_steps = head.inner_steps if head.round == progress.round else manifest.inner_steps(max(1, progress.round))
+    inner_steps = head.inner_steps if head.round == progress.round else manifest.rounds.inner_steps
     current = progress.states.get(head.round) or progress.states.get(head.round - 1) or {}
     return {
         "role": "node",

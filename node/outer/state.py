@@ -107,8 +107,6 @@ class StageState:
         packed = self.pack(self._within_bounds(), rank_or_k)
         self._add_to_feedback(packed, [-1.0] * len(packed))
         error = _norm(self.feedback) / wanted if wanted else 0.0
-        if not compression.error_feedback:
-            self.feedback.zero_()
         norms = [wire.decoded_norm([tensor]) for tensor in packed]
         return EncodedStage(wire.pack(packed, compression.entropy_coding, owner), norms, self.effective_rank, error)
 
@@ -137,7 +135,7 @@ class StageState:
     def return_to_feedback(self, raw: memoryview, rank_or_k: int | None = None, shares: Sequence[float] | None = None) -> None:
         """A payload of ours of which a commit did not take these shares, by tensor (default: all of it): so much is owed again."""
         shares = [1.0] * len(self.specs) if shares is None else shares
-        if self.manifest.compression.error_feedback and any(shares):
+        if any(shares):
             self._add_to_feedback(wire.parse(raw, self.layout(rank_or_k)), shares)
 
     def _add_to_feedback(self, payload: Sequence[wire.Tensor], shares: Sequence[float]) -> None:

@@ -13,14 +13,19 @@ from dilocox.protocol.tensors import TensorSpec
 __all__ = ["InnerOptimizer", "by_muon", "learning_rate_factor"]
 
 
+BETAS = (0.9, 0.95)
+"""AdamW's decay of the mean and of the mean square: usual for language models, and what every comparison was made with."""
+FINAL_SHARE = 0.1
+"""Share of the peak learning rate at which the cosine ends: usual for language models."""
+
+
 def learning_rate_factor(training: Training, step: int) -> float:
     """Share of the peak at inner step `step` (0-based, counted over the whole run)."""
     if step < training.warmup_steps:
         return (step + 1) / training.warmup_steps
     span = max(1, training.total_steps - training.warmup_steps)
     progress = min(1.0, (step - training.warmup_steps) / span)
-    low = training.final_learning_rate
-    return low + (1 - low) * 0.5 * (1 + math.cos(math.pi * progress))
+    return FINAL_SHARE + (1 - FINAL_SHARE) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
 def by_muon(training: Training, spec: TensorSpec) -> bool:
@@ -42,7 +47,6 @@ class InnerOptimizer:
                     hidden.append(parameter)
                 else:
                     (matrices if len(spec.shape) == 2 else vectors).append(parameter)
-        betas = (training.beta1, training.beta2)
         groups = [
             {"params": matrices, "weight_decay": training.weight_decay},
             {"params": vectors, "weight_decay": 0.0},
@@ -51,7 +55,7 @@ class InnerOptimizer:
         self._optimizers: list[torch.optim.Optimizer] = []
         self._peaks: list[float] = []
         if used:
-            self._optimizers.append(torch.optim.AdamW(used, lr=training.learning_rate, betas=betas, foreach=True))
+            self._optimizers.append(torch.optim.AdamW(used, lr=training.learning_rate, betas=BETAS, foreach=True))
             self._peaks.append(training.learning_rate)
         if hidden:
             rate = training.muon_learning_rate

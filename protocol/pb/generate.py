@@ -1,5 +1,5 @@
-"""Generate code from proto/: `python -m dilocox.protocol.pb.generate [DIR]`. Into this package what peers say to each other, into
-around/zerog/pb what 0G publishes; with DIR all of it there."""
+"""Generate code from proto/: `python -m dilocox.protocol.pb.generate [DIR]`. The package gets the messages
+between peers, and the plugin for 0G those that 0G publishes. With DIR all go there."""
 
 import re
 import sys
@@ -8,26 +8,26 @@ from importlib.resources import files
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PROTO = ROOT / "proto"
-PACKAGES = {
-    "dilocox/v1": ("dilocox.protocol.pb", ROOT / "protocol" / "pb"),
-    "zerog": ("dilocox.around.zerog.pb", ROOT / "around" / "zerog" / "pb"),
-}
-"""The package and folder that the files of a folder of proto/ go to."""
+ZEROG = ROOT / "plugins" / "zerog"
+PACKAGES = (
+    (ROOT / "proto", "dilocox/v1", "dilocox.protocol.pb", ROOT / "protocol" / "pb"),
+    (ZEROG / "proto", "zerog", "dilocox_zerog.pb", ZEROG / "dilocox_zerog" / "pb"),
+)
+"""A folder of .proto files, the folder in it, the package and the folder that the code goes to."""
 
 
 def generate(target: Path | None = None) -> None:
     """Write `*_pb2.py`, `*_pb2_grpc.py` and their types, flat; into `target`, or each where it belongs."""
-    for source, (package, folder) in PACKAGES.items():
-        _generate(source, package, target or folder)
+    for proto, source, package, folder in PACKAGES:
+        _generate(proto, source, package, target or folder)
 
 
-def _generate(source: str, package: str, target: Path) -> None:
+def _generate(proto: Path, source: str, package: str, target: Path) -> None:
     from grpc_tools import protoc
 
-    sources = sorted((PROTO / source).glob("*.proto"))
+    sources = sorted((proto / source).glob("*.proto"))
     with tempfile.TemporaryDirectory() as scratch:
-        arguments = ["protoc", f"-I{PROTO}", f"-I{files('grpc_tools') / '_proto'}"]
+        arguments = ["protoc", f"-I{proto}", f"-I{files('grpc_tools') / '_proto'}"]
         arguments += [f"--{kind}_out={scratch}" for kind in ("python", "pyi", "grpc_python")]
         arguments += [
             f"--plugin={Path(sys.executable).parent / 'protoc-gen-mypy_grpc'}",

@@ -174,7 +174,7 @@ def send(boxes: list[Box], table: Table, round: int) -> None:
 @pytest.mark.parametrize(
     "rounds",
     [
-        {"overlap": "rebase", "lead_weight": 0.5, "synchronous_rounds": 1, "first_inner_steps": 4},
+        {"overlap": "rebase", "lead_weight": 0.5, "synchronous_rounds": 1},
         {"overlap": "delayed"},
     ],
     ids=["rebase", "delayed"],

@@ -128,8 +128,8 @@ def test_how_strong_a_bias_can_be():
     assert memory.authors[ME].strength < most / 3
 
 
-def test_a_run_may_do_without_it():
-    told = found(crowd(4, hostile=lambda r: r.pull), 20, 3, manifest(scoring={"voters": 8, "bias": 0.0}))
+def test_clusters_on_texts_of_their_own_are_not_compared():
+    told = found(crowd(4, hostile=lambda r: r.pull), 20, 3, manifest(scoring={"voters": 8}, data={"private": True}))
     assert not any(told)
 
 

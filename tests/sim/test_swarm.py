@@ -22,7 +22,7 @@ def build(peers: int, seed: int, rounds: int = 8, **network: float) -> Swarm:
             "liveness_seconds": 20,
         },
         scoring={"voters": int(network.get("voters", 0))},
-        audit={"segments": int(network.get("segments", 0)), "share": 0.5, "auditors": 3},
+        audit={"segments": int(network.get("segments", 0)), "share": 0.5},
     )
     return Swarm(run, peers, seed, network.get("loss", 0.01), network.get("delay", 0.3))
 

@@ -63,7 +63,7 @@ def test_the_commit_records_the_decision_and_anyone_recomputes_it():
         table.submit(table.contribution(number, effective_rank=17.5))
     table.vote()
     assert table.head.rank_or_k == 10
-    assert table.commits[-1].body.inner_steps == table.run.inner_steps(table.head.round)
+    assert table.commits[-1].body.inner_steps == table.run.rounds.inner_steps
     table.verify()
 
 
@@ -74,5 +74,5 @@ def test_a_codec_without_a_rank_cannot_adapt(codec: dict[str, object]):
 
 
 def test_a_time_boxed_round_stands_where_its_steps_would_be():
-    run = manifest(rounds={"inner_steps": 8, "max_inner_steps": 24, "synchronous_rounds": 2, "first_inner_steps": 4})
-    assert [run.nominal_steps(n) for n in (1, 2, 3, 4)] == [0, 4, 10, 18]
+    run = manifest(rounds={"inner_steps": 8, "max_inner_steps": 24})
+    assert [run.nominal_steps(n) for n in (1, 2, 3)] == [0, 8, 16]

@@ -21,7 +21,7 @@ from dilocox.views import rows
 from dilocox.views.explain import explain
 from tests.helpers import COORDINATOR, Table, digest, identity, manifest
 
-RUN = manifest(audit={"segments": 3, "share": 1.0, "auditors": 3}, rounds={"count": 40})
+RUN = manifest(audit={"segments": 3, "share": 1.0}, rounds={"count": 40})
 NAMES = [f"cluster-{number:02}" for number in range(20)]
 EQUAL = dict.fromkeys(NAMES, 1)
 DIFFERS = pb.AUDIT_DIFFERS
@@ -363,9 +363,7 @@ def test_states_are_kept_until_it_is_known_who_asks_for_them():
     assert auditing.needed([audit], 7, "you", 6, four_marks) == set()
 
 
-@pytest.mark.parametrize(
-    "sections", [{"audit": {"segments": 3, "largest_bytes": 1000}}, {"audit": {"segments": 3}, "data": {"private": True}}]
-)
+@pytest.mark.parametrize("sections", [{"audit": {"segments": 3}, "data": {"private": True}}])
 def test_a_run_file_that_cannot_be_audited_says_so(sections: dict[str, Any]):
     with pytest.raises(ValueError, match="audit"):
         manifest(**sections)

@@ -14,7 +14,7 @@ from bench.lab import Lab
 from bench.own_data import differences, samples_read
 from bench.poison import cells
 from bench.poison.cells import found, run_all, summary, train
-from bench.poison.design import ARRIVAL, BIAS, BY_NAME, DEFENCES, SCORED, Cell, Setting
+from bench.poison.design import ARRIVAL, BIAS, DEFENCES, SCORED, Cell, Setting
 from bench.poison.report import HARM, Judged, missed, missed_by_scores, preset_share, scored
 from bench.texts import Text, stdlib
 from dilocox.protocol.ledger import Lease
@@ -57,7 +57,7 @@ def test_a_copy_is_refused_and_what_passes_is_counted():
 
 def test_each_defence_is_more_than_the_one_before(tmp_path: Path):
     text = Text("none", tmp_path, "00" * 32)
-    runs = {defence.name: cell("live", defence.name, text).manifest() for defence in BY_NAME}
+    runs = {defence.name: cell("live", defence.name, text).manifest() for defence in DEFENCES}
     said = [
         (run.weight_cap, run.rounds.clip_ratio, run.tensor_clip_ratio, run.largest_rms, run.outer.aggregate)
         for run in (runs[defence.name] for defence in DEFENCES)
@@ -73,7 +73,7 @@ def test_each_defence_is_more_than_the_one_before(tmp_path: Path):
         (1, 2, 1.25, pytest.approx(0.4), "centered-clip"),
     ]
     assert {name for name, run in runs.items() if run.scoring.voters} == set(SCORED)
-    assert [name for name in SCORED if runs[name].scoring.bias] == [BIAS.name], "the defaults, beside what was measured before"
+    assert [defence for defence in DEFENCES if defence.looks_for_bias] == [BIAS]
     assert len({cell("live", name, text).key for name in runs}) == len(runs)
 
 

@@ -16,6 +16,7 @@ from bench.study.search import Budget
 from bench.study.together import Job, fits
 from bench.texts import stdlib
 from dilocox.node.outer.state import EncodedStage
+from dilocox.node.training.inner import BETAS
 from dilocox.node.training.trainer import Trainer
 from dilocox.protocol.errors import LocalError
 from dilocox.protocol.tensors import TensorSpec
@@ -103,13 +104,13 @@ def test_runs_wait_for_one_another_where_a_phase_ends_and_not_in_every_step(
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
 @pytest.mark.parametrize("shape", [(24, 10), (10, 24), (12,)])
 def test_a_stack_of_tensors_changes_as_torch_changes_each(optimizer: str, shape: tuple[int, ...]):
-    training = RUN.training.model_copy(update={"optimizer": optimizer, "weight_decay": 0.3, "beta1": 0.8, "beta2": 0.9})
+    training = RUN.training.model_copy(update={"optimizer": optimizer, "weight_decay": 0.3})
     spec = TensorSpec("model.layers.0.any", shape, 1.0)
     stack, rates = Group(spec, ["one", "other"], 3, training, CPU), [1e-2, 3e-2, 2e-2]
     stack.values.copy_(torch.randn(2, 3, *shape, generator=torch.Generator().manual_seed(0)))
     each = [torch.nn.Parameter(stack.values[0, model].clone()) for model in range(3)]
     muon, decay = optimizer == "muon" and spec.hidden, 0.3 if len(shape) == 2 else 0.0
-    kind = partial(torch.optim.Muon, momentum=training.muon_momentum) if muon else partial(torch.optim.AdamW, betas=(0.8, 0.9))
+    kind = partial(torch.optim.Muon, momentum=training.muon_momentum) if muon else partial(torch.optim.AdamW, betas=BETAS)
     theirs = [kind([one], lr=rate, weight_decay=decay) for one, rate in zip(each, rates, strict=True)]
     taken = [0, 0, 0]
     for step in range(4):
@@ -122,7 +123,7 @@ def test_a_stack_of_tensors_changes_as_torch_changes_each(optimizer: str, shape:
             one.grad = gradients[0, model].clone()
             their.step()
             taken[model] += 1
-            told.append((1.0, rate, rate, 1 - 0.8 ** taken[model], (1 - 0.9 ** taken[model]) ** 0.5))
+            told.append((1.0, rate, rate, 1 - BETAS[0] ** taken[model], (1 - BETAS[1] ** taken[model]) ** 0.5))
         stack.update(gradients, Rates(torch.tensor(told).T.contiguous()))
     off = 3e-2 * max(rates) if muon else 1e-5  # of a step: Muon's products are in bfloat16
     for model, one in enumerate(each):
@@ -153,7 +154,7 @@ def test_what_else_fails_is_no_divergence(process_group: None, monkeypatch: pyte
         trial.train(Trial(CELL, "adamw | int4 | none", drawn(0), 0, stdlib()))
 
 
-@pytest.mark.parametrize("change", [{"batch_size": 4}, {"beta1": 0.5}, {"muon_momentum": 0.9}])
+@pytest.mark.parametrize("change", [{"batch_size": 4}, {"weight_decay": 0.3}, {"muon_momentum": 0.9}])
 def test_models_of_a_crowd_differ_in_their_rates_alone(change: dict[str, float], process_group: None):
     crowd = Crowd(RUN, 1, 1, RUN.training.batch_size, CPU)
     with pytest.raises(ValueError, match="rates"):

@@ -54,7 +54,7 @@ def test_a_run_that_audits_writes_states_of_each_phase_and_waits_for_the_last():
 @pytest.mark.parametrize("clusters", [4, 6, 8, 20, 400])
 def test_who_audits_writes_two_states_of_a_phase_each_time_that_it_is_drawn(clusters: int):
     """As often as the draw itself says, of those who stand alike: of 400 clusters no more than a bound are audited."""
-    audited = manifest(**WIDE, audit={"segments": 3, "share": 0.25, "auditors": 5})
+    audited = manifest(**WIDE, audit={"segments": 3, "share": 0.25})
     standings, rounds = {str(n): 7 for n in range(clusters)}, 1 + 16_000 // clusters
     ballots = [seal(COORDINATOR, pb.KIND_BALLOT, audited.run_id, pb.Ballot(round=1, head=digest(n))) for n in range(rounds)]
     drawn = sum(len(audit.auditors) for ballot in ballots for audit in auditing.drawn(audited, 1, ballot, standings))

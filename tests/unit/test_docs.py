@@ -15,7 +15,7 @@ from bench import docs
 from bench.pages import render
 from bench.reference import ADVICE, ADVICE_PAGE, API, API_PAGE, BLOCKS, PAGE
 from dilocox.cli.main import app
-from dilocox.cli.verbs import VERBS
+from dilocox.cli.verbs import VERBS, plugins
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
@@ -51,7 +51,7 @@ def test_links_between_pages_lead_somewhere():
 def test_every_verb_that_the_pages_name_exists():
     for page in PAGES:
         named = re.findall(r"`(?:\.venv/bin/)?dilocox ([a-z]+)", page.read_text())
-        assert set(named) <= VERBS.keys(), page.name
+        assert set(named) <= VERBS.keys() | plugins().keys(), page.name
 
 
 def commands(text: str) -> Iterator[list[str]]:

@@ -19,6 +19,7 @@ from dilocox.node.outer.export import Vocabulary, export_adapter, export_model
 from dilocox.node.outer.state import StageState
 from dilocox.node.plan import flops_per_token
 from dilocox.node.starts import Starts
+from dilocox.node.training.inner import BETAS
 from dilocox.node.training.mesh import Mesh
 from dilocox.node.training.model import FAMILIES
 from dilocox.node.training.trainer import Trainer, initial_state
@@ -122,8 +123,7 @@ def test_training_is_plain_lora(family: str, targets: tuple[str, ...], tmp_path:
     model, adapters = reference_of(hub, run)
     assert set(adapters) == {spec.name for stage in range(2) for spec in stage_tensors(run.model, stage)}
     training = run.training
-    betas = (training.beta1, training.beta2)
-    optimizer = torch.optim.AdamW(adapters.values(), lr=training.learning_rate, betas=betas, weight_decay=0.05)
+    optimizer = torch.optim.AdamW(adapters.values(), lr=training.learning_rate, betas=BETAS, weight_decay=0.05)
     frozen = {
         name: p.clone() for _, stage in trainer.live_stages() for name, p in stage.named_parameters() if not p.requires_grad
     }

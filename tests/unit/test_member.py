@@ -11,7 +11,7 @@ from dilocox.protocol.head import HostRange, resting_on
 from dilocox.protocol.messages import Statement, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.rules import Outcome
-from dilocox.protocol.scoring import Score
+from dilocox.protocol.scoring import SAMPLES, Score
 from tests.helpers import COORDINATOR, Table, digest, identity, manifest
 
 ACCEPTED: member.Verdict = (pb.REASON_UNSPECIFIED, 0)
@@ -21,7 +21,7 @@ class Node:
     """Number 0's machine beside the coordinator's, which it hears."""
 
     def __init__(self, voters: int = 0, clusters: int = 3, **rounds: float) -> None:
-        self.table = Table(manifest(rounds=rounds, scoring={"voters": voters, "sequences": 3})).genesis(range(clusters))
+        self.table = Table(manifest(rounds=rounds, scoring={"voters": voters})).genesis(range(clusters))
         self.state = member.start(self.table.run, identity(0).peer, self.table.head)
         self.effects: list[member.Effect] = []
         self.feed(member.StateReady(1, self.table.state_root(), None))
@@ -122,7 +122,7 @@ def test_what_is_well_made_is_scored_once_the_ballot_is_here_and_voted_on_then()
     assert asked.contribution.digest == node.digests[0]
     assert asked.own.peer == identity(0).peer
     lease = node.table.head.ledger.leases[identity(0).peer]
-    assert len(asked.positions) == 3
+    assert len(asked.positions) == SAMPLES
     assert all(any(start <= position < end for start, end in lease.spans) for position in asked.positions)
     effects = node.feed(member.Judged(node.digests[1], (pb.REASON_NON_FINITE, 1)))
     assert not [e for e in effects if isinstance(e, member.Score)], "what is refused anyway is not scored, nor anything twice"

@@ -93,7 +93,7 @@ def test_initial_values_are_uniform_with_the_right_deviation():
 
 
 def test_warm_up_then_cosine():
-    training = manifest(training={"warmup_steps": 10, "total_steps": 110, "final_learning_rate": 0.1}).training
+    training = manifest(training={"warmup_steps": 10, "total_steps": 110}).training
     assert learning_rate_factor(training, 0) == pytest.approx(0.1)
     assert learning_rate_factor(training, 9) == pytest.approx(1.0)
     assert learning_rate_factor(training, 60) == pytest.approx(0.55)

@@ -291,13 +291,13 @@ def test_a_run_as_it_is_advised_is_as_long(monkeypatch: pytest.MonkeyPatch, opti
     rounds = {
         "inner_steps": 50,
         "max_inner_steps": 100,
-        "first_inner_steps": 20,
+        "round_seconds": 20.0,
         "synchronous_rounds": 2,
     }
     run = manifest(training={"total_steps": 5000, "optimizer": optimizer, "warmup_steps": 5}, rounds=rounds)
     found = advised(monkeypatch, replace(SITE, fixed_seconds=5.0), run=run)
     merged = run.model_dump()
-    assert advice.superseded(run) == ["first_inner_steps"]
+    assert advice.superseded(run) == ["round_seconds"]
     merged["rounds"] |= dict.fromkeys(advice.superseded(run))
     told = advice.settings_of(found, run)
     assert ("outer" in told) == (optimizer == "muon"), "what was measured is of Muon"

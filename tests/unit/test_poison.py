@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from bench.poison.design import Unbounded
 from dilocox.cli.progress import working
 from dilocox.cli.verify import replay_round
 from dilocox.node.exchange import Exchange, takes_of
@@ -38,8 +39,8 @@ CLUSTERS, HOSTILE = range(4), 3
 ROUNDS = 10
 STEP = 0.3
 """Of the way that is left, in one round."""
-OLD = {"weight_cap": 0, "tensor_clip_ratio": 0, "largest_rms": 1e6}
-"""The rules before: payloads clipped at two medians, and weighed by what they announce."""
+OLD = {"weight_cap": 0, "tensor_clip_ratio": 0}
+"""The rules before, without `largest_rms`: payloads clipped at two medians, and weighed by what they announce."""
 NONE = {**OLD, "clip_ratio": 1024.0}
 
 
@@ -47,6 +48,10 @@ def run_with(**sections: dict[str, Any]) -> Manifest:
     rounds = {"count": ROUNDS, "start_clusters": 4, "max_inner_steps": 32, **sections.pop("rounds", {})}
     model = {"vocabulary_size": 64, "layers": 2}
     return manifest(model=model, compression={"codec": "int4"}, rounds=rounds, **sections)
+
+
+def without_bound(rounds: dict[str, Any]) -> Manifest:
+    return Unbounded.model_validate(run_with(rounds=rounds).model_dump())
 
 
 @pytest.fixture(autouse=True)
@@ -157,15 +162,15 @@ class Bowl:
 def test_the_live_attack_destroys_a_model_without_the_rules_and_costs_a_part_of_it_with_them(tmp_path: Path):
     honest = Bowl(run_with(), tmp_path / "a", hostile=False).train()
     assert honest < 0.01
-    assert Bowl(run_with(rounds=NONE), tmp_path / "b", hostile=True).train() > 1e6
-    assert Bowl(run_with(rounds=OLD), tmp_path / "c", hostile=True).train() > 2, "what running code has shown"
+    assert Bowl(without_bound(NONE), tmp_path / "b", hostile=True).train() > 1e6
+    assert Bowl(without_bound(OLD), tmp_path / "c", hostile=True).train() > 2, "what running code has shown"
     assert Bowl(run_with(), tmp_path / "d", hostile=True).train() < 0.1, "it slows the run, and does not destroy it"
     assert Bowl(run_with(outer={"aggregate": "centered-clip"}), tmp_path / "e", hostile=True).train() < 0.05
 
 
 @pytest.mark.parametrize("rounds", [{}, {"tensor_clip_ratio": 0, "clip_ratio": 1.0}])
 def test_without_hostile_clusters_the_rules_cost_nothing(rounds: dict[str, Any], tmp_path: Path):
-    base = Bowl(run_with(rounds=NONE), tmp_path / "none", hostile=False).train()
+    base = Bowl(without_bound(NONE), tmp_path / "none", hostile=False).train()
     assert Bowl(run_with(rounds=rounds), tmp_path / "rules", hostile=False).train() < 1.5 * base + 1e-3
 
 
@@ -241,7 +246,7 @@ def test_a_copy_is_refused_and_its_author_counts(colluding: bool, tmp_path: Path
 
 
 def test_what_is_too_large_for_the_run_is_sent_in_parts_and_refused_where_it_is_not(tmp_path: Path):
-    run = run_with(rounds={"largest_rms": 0.1})
+    run = run_with(training={"learning_rate": 0.1 / 32})
     state = StageState(run, 0)
     state.feedback.fill_(5.0)
     said = state.encode()
@@ -258,7 +263,7 @@ def test_what_is_too_large_for_the_run_is_sent_in_parts_and_refused_where_it_is_
 
 def test_a_norm_that_no_code_tells_is_refused_whatever_the_run_allows():
     """The largest code stands for all that is larger, and no median nor clip would know by how much."""
-    run = run_with(rounds={"largest_rms": 1e6})
+    run = without_bound({})
     state = StageState(run, 0)
     state.feedback.fill_(1e9)
     norms = bytes(norm_code(norm) for norm in state.encode().norms)

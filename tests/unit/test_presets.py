@@ -15,6 +15,7 @@ from dilocox.node.plan import MADE_FOR
 from dilocox.node.training.model import build_chain
 from dilocox.node.training.trainer import Trainer
 from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.scoring import SAMPLES
 from dilocox.protocol.tensors import parameter_count, state_bytes
 from tests.corpora import corpus_of, words
 
@@ -59,15 +60,15 @@ def test_a_small_preset_takes_steps_as_it_is_shipped(name: str, process_group: N
     assert losses[-1] < losses[0]
 
 
-def test_sites_on_texts_of_their_own_are_not_measured_by_how_much_they_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_sites_on_texts_of_their_own_average_plainly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("DILOCOX_HOME", str(tmp_path))
     folder = corpus_of(tmp_path / "text", words(400, 60)).folder
-    for name, options, agreement in (("shared", [], 0.6), ("apart", ["--private"], 0.0)):
+    for name, options in (("shared", []), ("apart", ["--private"])):
         file = tmp_path / f"{name}.toml"
         told = CliRunner().invoke(app, ["init", str(file), "--preset", "llama-125m", "--data", f"text={folder}", *options])
         assert told.exit_code == 0, told.output
         run = Manifest.from_toml(file.read_text())
-        assert (run.scoring.voters, run.scoring.agreement, run.data.private) == (32, agreement, bool(options))
+        assert (run.scoring.voters, run.data.private) == (32, bool(options))
         assert (run.compression.codec, run.outer.momentum) == (("topk-int2", 0.0) if options else ("int2", 0.4))
 
 
@@ -102,7 +103,7 @@ def test_a_round_has_room_for_scoring_all_others(name: str):
     run, others = preset(name), MADE_FOR[name].clusters - 1
     assert others <= run.scoring.voters
     passes = 4 if run.training.checkpoint_activations else 3
-    scored = run.scoring.sequences * (others + 1) / run.training.batch_size / passes
+    scored = SAMPLES * (others + 1) / run.training.batch_size / passes
     assert scored <= run.scoring.share * run.rounds.inner_steps
 
 

@@ -179,7 +179,7 @@ def test_the_account_counts_the_corpus_s_sequences_and_the_run_s_steps(tmp_path:
     own = open_account(tmp_path, run, corpus.folder, last_built(corpus.folder), Budget(8.0, None, 1.0))
     count = load_private(run, corpus.folder, last_built(corpus.folder), "me").sequences
     assert own.delta == 1 / (10 * count)
-    steps = [run.inner_steps(number) for number in range(1, run.rounds.count + 1)]
+    steps = [run.rounds.inner_steps] * run.rounds.count
     assert [steps_left(run, trained) for trained in range(run.rounds.count + 1)] == [
         sum(steps[n:]) for n in range(len(steps) + 1)
     ]

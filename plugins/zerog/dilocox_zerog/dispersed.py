@@ -10,8 +10,6 @@ from typing import Annotated, Literal
 from google.protobuf.message import DecodeError
 from pydantic import Field, model_validator
 
-from dilocox.around.zerog.disperser import Place
-from dilocox.around.zerog.record import Part
 from dilocox.protocol import limits
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
@@ -19,6 +17,8 @@ from dilocox.protocol.messages import canonical
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.archive.chain import packed, packs, unpacked
 from dilocox.transport.chain_file import ChainFile
+from dilocox_zerog.disperser import Place
+from dilocox_zerog.record import Part
 
 __all__ = ["Batch", "Dispersed", "Waiting", "envelopes", "waiting"]
 

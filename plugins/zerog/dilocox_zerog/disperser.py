@@ -8,10 +8,10 @@ from urllib.parse import urlsplit
 import grpc
 import grpc.aio
 
-from dilocox.around.zerog.pb import disperser_pb2 as pb
-from dilocox.around.zerog.pb import disperser_pb2_grpc as rpc
 from dilocox.protocol.errors import ConfigError, RemoteError
 from dilocox.protocol.pb import messages_pb2 as reasons
+from dilocox_zerog.pb import disperser_pb2 as pb
+from dilocox_zerog.pb import disperser_pb2_grpc as rpc
 
 __all__ = ["BLOB_BYTES", "Disperser", "Place", "opened"]
 

@@ -14,12 +14,12 @@ from typing import Annotated, BinaryIO, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from dilocox.around.zerog.record import Part
 from dilocox.protocol import limits
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.archive.archive import HEAD_BYTES, HEADS
 from dilocox.transport.archive.storage import Storage
+from dilocox_zerog.record import Part
 
 __all__ = ["VOLUME_BYTES", "Header", "Stored", "due", "fill", "read_header", "split", "write_volume"]
 

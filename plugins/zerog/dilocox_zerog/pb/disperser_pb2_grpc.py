@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from dilocox.around.zerog.pb import disperser_pb2 as zerog_dot_disperser__pb2
+from dilocox_zerog.pb import disperser_pb2 as zerog_dot_disperser__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__

@@ -13,9 +13,9 @@ from typing import Any
 
 import grpc.aio
 
-from dilocox.around.zerog.pb import disperser_pb2 as pb
-from dilocox.around.zerog.pb import disperser_pb2_grpc as rpc
 from dilocox.protocol.crypto import sha256
+from dilocox_zerog.pb import disperser_pb2 as pb
+from dilocox_zerog.pb import disperser_pb2_grpc as rpc
 
 __all__ = ["DisperserStandIn", "StorageStandIn", "disperser", "storage"]
 
@@ -133,7 +133,7 @@ class StorageStandIn(ThreadingHTTPServer):
         return self._info(number) if number < len(self.files) else None
 
     def zgs_uploadSegmentsByTxSeq(self, segments: list[dict[str, Any]], number: int) -> int:
-        from dilocox.around.zerog.merkle import file_root
+        from dilocox_zerog.merkle import file_root
 
         file = self.files[number]
         if self.loses:

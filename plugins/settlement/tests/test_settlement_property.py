@@ -8,12 +8,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 for needed in ("eth_tester", "eth", "eth_account"):
-    pytest.importorskip(needed, reason="pip install -e '.[settlement,settlement-test]'")
+    pytest.importorskip(needed, reason="pip install './plugins/settlement[test]'")
 
-from dilocox.around.settlement.contract import Contract
+from evm import EvmRpc, act, deploy
+
 from dilocox.protocol import merit
 from dilocox.protocol.errors import LocalError
-from tests.evm import EvmRpc, act, deploy
+from dilocox_settlement.contract import Contract
 
 WINDOW, DELAY, LIFE, POOL, STAKE, PRICE = 1000, 3000, 100_000, 50_000, 10, 333_333
 """A third of a wei for each merit: most payments are rounded."""

@@ -8,9 +8,9 @@ from typing import Any
 from core.file import AbstractFile, ZgFile
 from core.indexer import Indexer
 
-from dilocox.around.settlement.keys import read_key
-from dilocox.around.zerog.merkle import segment_root
 from dilocox.transport.parent_pipe import exit_with_parent
+from dilocox_settlement.keys import read_key
+from dilocox_zerog.merkle import segment_root
 
 __all__ = ["main"]
 

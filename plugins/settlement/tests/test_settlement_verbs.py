@@ -11,18 +11,18 @@ from pathlib import Path
 import pytest
 
 for needed in ("eth_tester", "eth", "eth_account"):
-    pytest.importorskip(needed, reason="pip install -e '.[settlement,settlement-test]'")
+    pytest.importorskip(needed, reason="pip install './plugins/settlement[test]'")
 
 from eth_account.signers.local import LocalAccount
+from evm import ETHER, EvmRpc, act, served
+from test_settlement import DELAY, STAKE, WINDOW, Settling
 
-from dilocox.around.settlement.contract import Contract
-from dilocox.around.settlement.due import posted
 from dilocox.cli import main as cli
 from dilocox.protocol.head import initial_head
 from dilocox.transport.chain_file import ChainFile
-from tests.evm import ETHER, EvmRpc, act, served
+from dilocox_settlement.contract import Contract
+from dilocox_settlement.due import posted
 from tests.helpers import COORDINATOR, Table, digest, manifest
-from tests.unit.test_settlement import DELAY, STAKE, WINDOW, Settling
 
 
 @dataclass
@@ -51,7 +51,17 @@ class Desk:
                 kept.write(initial_head(COORDINATOR.peer, table.run.model.root), commit)
 
     def __call__(self, verb: str, key: LocalAccount, *arguments: str, url: str = "") -> tuple[int, str]:
-        return self.say(*verb.split(), "--rpc", url or self.url, "--key", self.key(key), "--home", str(self.folder), *arguments)
+        return self.say(
+            "settlement",
+            *verb.split(),
+            "--rpc",
+            url or self.url,
+            "--key",
+            self.key(key),
+            "--home",
+            str(self.folder),
+            *arguments,
+        )
 
 
 @pytest.fixture
@@ -121,7 +131,7 @@ def test_a_contract_is_made_bound_and_paid_back_by_verbs(desk: Desk):
     run = desk.settling
     terms = ["--coordinator", run.coordinator.address, "--arbiter", run.arbiter.address, "--price", "7", "--least-stake", "5"]
     money = [*terms, "--pool", str(ETHER), "--window", str(WINDOW), "--delay", str(DELAY)]
-    made = ["contract", "deploy", "--rpc", desk.url, "--key", desk.key(run.sponsor), *money]
+    made = ["settlement", "contract", "deploy", "--rpc", desk.url, "--key", desk.key(run.sponsor), *money]
     code, said = desk.say(*made, "--chain-id", str(run.rpc.chain_id + 1))
     assert (code, "is a node of chain" in said) == (1, True), said
     code, said = desk.say(*made, "--chain-id", str(run.rpc.chain_id))
@@ -142,7 +152,7 @@ def test_a_contract_is_made_bound_and_paid_back_by_verbs(desk: Desk):
     table = Table(manifest(settlement=said_settlement, rounds={"count": 3})).genesis().train(1)
     desk.write(table)
     code, said = desk("settle", run.coordinator)
-    assert (code, "dilocox contract bind" in said) == (1, True), said
+    assert (code, "dilocox settlement contract bind" in said) == (1, True), said
     code, said = desk("contract bind", run.peers[0])
     assert (code, "not the sponsor" in said) == (1, True), said
     assert desk("contract bind", run.sponsor, "--send")[0] == 0

@@ -9,15 +9,16 @@ from pathlib import Path
 import pytest
 
 for needed in ("eth_tester", "eth", "eth_account"):
-    pytest.importorskip(needed, reason="pip install -e '.[settlement,settlement-test]'")
+    pytest.importorskip(needed, reason="pip install './plugins/settlement[test]'")
 
-from dilocox.around.settlement import compile as compiler
-from dilocox.around.settlement.contract import Contract, artifact
-from dilocox.around.settlement.due import claim_of, equivocations, posted
-from dilocox.around.settlement.keys import make_key, read_key
+from evm import ETHER, EvmRpc, act, deploy
+
 from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.protocol.rules import Outcome
-from tests.evm import ETHER, EvmRpc, act, deploy
+from dilocox_settlement import compile as compiler
+from dilocox_settlement.contract import Contract, artifact
+from dilocox_settlement.due import claim_of, equivocations, posted
+from dilocox_settlement.keys import make_key, read_key
 from tests.helpers import Table, digest, identity, manifest
 
 WINDOW, DELAY, STAKE, POOL = 1000, 5000, ETHER, 20 * ETHER
@@ -175,9 +176,9 @@ def test_another_chain_and_another_contract_are_refused_before_anything_is_sent(
         Contract(run.rpc, run.sponsor.address.lower(), run.rpc.chain_id).read("current")
 
 
-@pytest.mark.skipif(importlib.util.find_spec("vyper") is None, reason="no vyper: pip install -e '.[settlement-test]'")
+@pytest.mark.skipif(importlib.util.find_spec("vyper") is None, reason="no vyper: pip install './plugins/settlement[test]'")
 def test_the_bytecode_is_what_the_source_compiles_to():
-    assert json.loads(json.dumps(compiler.compiled())) == artifact(), "run `python -m dilocox.around.settlement.compile`"
+    assert json.loads(json.dumps(compiler.compiled())) == artifact(), "run `python -m dilocox_settlement.compile`"
 
 
 def test_a_key_file_is_its_users_alone_and_never_overwritten(tmp_path):
@@ -196,9 +197,9 @@ def test_a_key_file_is_its_users_alone_and_never_overwritten(tmp_path):
         read_key(path)
 
 
-@pytest.mark.parametrize("module", ["dilocox.around.settlement.keys", "dilocox.around.settlement.contract"])
+@pytest.mark.parametrize("module", ["dilocox_settlement.keys", "dilocox_settlement.contract"])
 def test_json_that_nests_deep_is_still_an_error_and_no_end(module: str):
     """Libraries of it allow 100,000 frames when they are imported, and the stack has room for fewer."""
     code = f"import sys; before = sys.getrecursionlimit(); import {module}; assert sys.getrecursionlimit() == before"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])
     assert sys.getrecursionlimit() < 10_000, "nor do the tests' libraries change it for other tests (conftest.py)"

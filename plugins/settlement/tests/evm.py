@@ -13,8 +13,8 @@ from eth_account.signers.local import LocalAccount
 from eth_tester import EthereumTester, PyEVMBackend
 from eth_tester.exceptions import TransactionFailed, TransactionNotFound
 
-from dilocox.around.settlement.contract import Contract, deployment, prepare, receipt, send
 from dilocox.protocol.errors import LocalError
+from dilocox_settlement.contract import Contract, deployment, prepare, receipt, send
 
 GAS_PRICE = 10**10
 ETHER = 10**18

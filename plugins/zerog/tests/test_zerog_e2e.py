@@ -9,16 +9,17 @@ from pathlib import Path
 import pytest
 
 for needed in ("Crypto", "eth_account"):
-    pytest.importorskip(needed, reason="pip install -e '.[zerog,settlement]'")
+    pytest.importorskip(needed, reason="pip install ./plugins/zerog")
 pytestmark = [
     pytest.mark.thorough,
-    pytest.mark.skipif(find_spec("core") is None, reason="pip install -e '.[zerog]'"),
+    pytest.mark.skipif(find_spec("core") is None, reason="pip install ./plugins/zerog"),
 ]
 
-from dilocox.around.settlement.keys import make_key
-from dilocox.around.zerog.network import Network, root_of
+from zerog_standin import PRICE, storage
+
 from dilocox.protocol.errors import RemoteError
-from tests.zerog_standin import PRICE, storage
+from dilocox_settlement.keys import make_key
+from dilocox_zerog.network import Network, root_of
 
 
 def say(*words: object) -> str:

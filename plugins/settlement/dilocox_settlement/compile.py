@@ -1,4 +1,4 @@
-"""`python -m dilocox.around.settlement.compile`: settlement.json from settlement.vy, by the compiler that it names."""
+"""`python -m dilocox_settlement.compile`: settlement.json from settlement.vy, by the compiler that it names."""
 
 import json
 from pathlib import Path

@@ -5,7 +5,7 @@ The public interface of a disperser of 0G's data availability, as 0G publishes i
 
 from collections import abc as _abc
 from grpc import aio as _aio
-from dilocox.around.zerog.pb import disperser_pb2 as _disperser_pb2
+from dilocox_zerog.pb import disperser_pb2 as _disperser_pb2
 import abc as _abc_1
 
 

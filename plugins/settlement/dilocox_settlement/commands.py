@@ -1,9 +1,9 @@
-"""`dilocox account | stake | settle | claim`: what a run's work came to, on its chain. Nothing is sent without --send."""
+"""`dilocox settlement account | stake | settle | claim | contract`: pay for a run's work on its chain. Nothing is sent without
+--send."""
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,23 +23,12 @@ from dilocox.transport.chain_file import ChainFile
 if TYPE_CHECKING:
     from eth_account.signers.local import LocalAccount
 
-    from dilocox.around.settlement.contract import Contract, Prepared
-    from dilocox.around.settlement.rpc import Rpc
+    from dilocox_settlement.contract import Contract, Prepared
+    from dilocox_settlement.rpc import Rpc
 
-__all__ = [
-    "KeyOption",
-    "Ran",
-    "RpcOption",
-    "SendOption",
-    "account",
-    "act",
-    "act_on",
-    "claim",
-    "need_extra",
-    "read_run",
-    "settle",
-    "stake",
-]
+__all__ = ["KeyOption", "Ran", "RpcOption", "SendOption", "act", "act_on", "app", "read_run"]
+
+app = typer.Typer(help="Pay for a run's work on an EVM chain.", no_args_is_help=True)
 
 RECEIPT_SECONDS = 600
 """After which a transaction is left to the chain: it may still be taken."""
@@ -51,12 +40,6 @@ RpcOption = Annotated[str, typer.Option("--rpc", metavar="URL", help="A node of 
 SendOption = Annotated[bool, typer.Option("--send", help="Send it; without this it is only shown, with what it would cost.")]
 
 
-def need_extra() -> None:
-    """Raises ConfigError where what talks to chains is not installed."""
-    if any(find_spec(name) is None for name in ("eth_account", "eth_abi")):
-        raise ConfigError("settlement is not installed here: pip install 'dilocox[settlement]'")
-
-
 @dataclass(frozen=True)
 class Ran:
     """A run that settles, read and verified."""
@@ -66,13 +49,13 @@ class Ran:
 
     def contract(self, url: str, bound: bool = True) -> "Contract":
         """Raises LocalError where it is bound to another run, or to one while it should not be yet."""
-        from dilocox.around.settlement.contract import Contract
-        from dilocox.around.settlement.rpc import HttpRpc
+        from dilocox_settlement.contract import Contract
+        from dilocox_settlement.rpc import HttpRpc
 
         assert self.manifest.settlement is not None
         found = Contract(HttpRpc(url), self.manifest.settlement.contract, self.manifest.settlement.chain_id)
         if (run := found.read("run")) != (self.manifest.run_id if bound else bytes(32)):
-            which = f"the run {run.hex()}" if any(run) else "no run yet: its sponsor says `dilocox contract bind`"
+            which = f"the run {run.hex()}" if any(run) else "no run yet: its sponsor says `dilocox settlement contract bind`"
             raise LocalError(f"the contract {found.address} settles {which}")
         return found
 
@@ -99,7 +82,7 @@ def _settling(path: Path, bar: Working) -> Ran | None:
 
 
 def act_on(contract: "Contract", key: Path, send: bool, says: str, name: str, *arguments: Any, value: int = 0) -> None:
-    from dilocox.around.settlement.keys import read_key
+    from dilocox_settlement.keys import read_key
 
     signer = read_key(key)
     act(contract.rpc, signer, send, says, contract.prepare(signer.address, name, *arguments, value=value))
@@ -107,7 +90,7 @@ def act_on(contract: "Contract", key: Path, send: bool, says: str, name: str, *a
 
 def act(rpc: "Rpc", signer: "LocalAccount", send: bool, says: str, prepared: "Prepared") -> dict[str, Any] | None:
     """Say it, and with `send` do it: its receipt."""
-    from dilocox.around.settlement import contract as contracts
+    from dilocox_settlement import contract as contracts
 
     gas, cost = prepared.transaction["gas"], prepared.largest_cost / ETHER
     console.print(f"{says}\nby {signer.address}: at most {gas:,} gas, {cost:.6g} of the chain's coin", highlight=False)
@@ -132,19 +115,19 @@ def _patience(digest: str) -> Callable[[], None]:
     return wait
 
 
+@app.command()
 def account(key: KeyOption) -> None:
     """Print the account of a key; the key is made where there is no such file."""
-    need_extra()
-    from dilocox.around.settlement.keys import make_key, read_key
+    from dilocox_settlement.keys import make_key, read_key
 
     made = read_key(key) if key.exists() else make_key(key)
     console.print(made.address, highlight=False)
 
 
+@app.command()
 def settle(rpc: RpcOption, key: KeyOption, home: HomeOption = None, join: ReadOption = None, send: SendOption = False) -> None:
     """Post the newest commit's merit to the run's contract: the coordinator's account does."""
-    need_extra()
-    from dilocox.around.settlement.due import posted
+    from dilocox_settlement.due import posted
 
     ran = read_run(home, join)
     if not ran.commits:
@@ -154,6 +137,7 @@ def settle(rpc: RpcOption, key: KeyOption, home: HomeOption = None, join: ReadOp
     act_on(ran.contract(rpc), key, send, says, "settle", *said)
 
 
+@app.command()
 def claim(
     rpc: RpcOption,
     key: KeyOption,
@@ -163,9 +147,8 @@ def claim(
     send: SendOption = False,
 ) -> None:
     """Have an account paid what its merit is worth, less what it was paid before. Any key may ask, and pays the gas."""
-    need_extra()
-    from dilocox.around.settlement.due import claim_of
-    from dilocox.around.settlement.keys import read_key
+    from dilocox_settlement.due import claim_of
+    from dilocox_settlement.keys import read_key
 
     paid = parse_account(whose or read_key(key).address)
     ran = read_run(home, join)
@@ -183,6 +166,7 @@ def claim(
     act_on(contract, key, send, f"claim for {due.account}: {due.merit:,} merit up to round {root.round}", "claim", *due)
 
 
+@app.command()
 def stake(
     rpc: RpcOption,
     key: KeyOption,
@@ -196,7 +180,6 @@ def stake(
     send: SendOption = False,
 ) -> None:
     """Stake on the run's contract: without the least stake nothing is paid, and who signs two things for one slot loses it."""
-    need_extra()
     if (amount > 0) + leave + withdraw != 1:
         raise ConfigError("say one of: AMOUNT, --leave, --withdraw")
     contract = read_run(home, join).contract(rpc)

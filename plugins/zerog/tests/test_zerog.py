@@ -17,15 +17,11 @@ from typing import Any
 import psutil
 import pytest
 
-pytest.importorskip("Crypto", reason="pip install -e '.[zerog]'")
+pytest.importorskip("Crypto", reason="pip install ./plugins/zerog")
 
-from dilocox.around.zerog import volume
-from dilocox.around.zerog.merkle import CHUNK_BYTES, SEGMENT_BYTES, file_root, padded_bytes
-from dilocox.around.zerog.network import Network, root_of
-from dilocox.around.zerog.pb import disperser_pb2 as pb
-from dilocox.around.zerog.volume import fill, read_header, split, write_volume
+from zerog_standin import DisperserStandIn, disperser
+
 from dilocox.cli import main as cli
-from dilocox.cli import zerog
 from dilocox.protocol.errors import LocalError, RemoteError
 from dilocox.protocol.head import initial_head
 from dilocox.protocol.messages import seal
@@ -33,9 +29,14 @@ from dilocox.protocol.pb import messages_pb2 as wire
 from dilocox.transport.archive.storage import FolderStorage
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.files import whole_folder
+from dilocox_zerog import commands as zerog
+from dilocox_zerog import volume
+from dilocox_zerog.merkle import CHUNK_BYTES, SEGMENT_BYTES, file_root, padded_bytes
+from dilocox_zerog.network import Network, root_of
+from dilocox_zerog.pb import disperser_pb2 as pb
+from dilocox_zerog.volume import fill, read_header, split, write_volume
 from tests.archived import OWNER
 from tests.helpers import COORDINATOR, Table, manifest
-from tests.zerog_standin import DisperserStandIn, disperser
 
 RUN = manifest(run={"owner": OWNER.key.hex()}, rounds={"count": 200})
 SIGNED = seal(OWNER, wire.KIND_MANIFEST, RUN.run_id, RUN.canonical_bytes()).envelope
@@ -370,7 +371,7 @@ def test_without_the_sdk_the_verbs_say_what_to_install(
     monkeypatch.setattr(zerog, "find_spec", lambda name: None)
     code, said = say("restore", "ab" * 32, tmp_path / "x", "--indexer", "i")
     assert code == 2
-    assert "dilocox[zerog]" in said
+    assert "plugins/zerog" in said
 
 
 def test_a_folder_is_whole_or_not_there(tmp_path: Path):
@@ -435,7 +436,7 @@ def test_the_sdk_s_process_ends_with_ours_however_that_ends(tmp_path: Path):
         (tmp_path / "core" / f"{name}.py").write_text(SDK)
     got = tmp_path / "got"
     asking = f"Network('i').get(bytes(32), Path({str(got)!r}))"
-    code = f"from pathlib import Path; from dilocox.around.zerog.network import Network; {asking}"
+    code = f"from pathlib import Path; from dilocox_zerog.network import Network; {asking}"
     ours = subprocess.Popen([sys.executable, "-P", "-c", code], env={**os.environ, "PYTHONPATH": str(tmp_path)})
     try:
         while not got.exists() or not got.read_text():

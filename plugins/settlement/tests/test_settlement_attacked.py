@@ -6,18 +6,18 @@ from typing import Any
 import pytest
 
 for needed in ("eth_tester", "eth", "eth_account"):
-    pytest.importorskip(needed, reason="pip install -e '.[settlement,settlement-test]'")
+    pytest.importorskip(needed, reason="pip install './plugins/settlement[test]'")
 
 from eth_abi import encode
 from eth_utils import keccak
+from evm import ETHER, act, deploy
+from test_settlement import DELAY, POOL, PRICE, STAKE, WINDOW, Settling, refused
 
-from dilocox.around.settlement.contract import call_data, prepare
-from dilocox.around.settlement.due import claim_of
 from dilocox.protocol import merit
 from dilocox.protocol.errors import LocalError
-from tests.evm import ETHER, act, deploy
+from dilocox_settlement.contract import call_data, prepare
+from dilocox_settlement.due import claim_of
 from tests.helpers import digest
-from tests.unit.test_settlement import DELAY, POOL, PRICE, STAKE, WINDOW, Settling, refused
 
 GREEDY = """
 # pragma version 0.4.3
@@ -73,7 +73,7 @@ class Greedy:
         return int(self.run.rpc("eth_call", [call, "latest"]), 16)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("vyper") is None, reason="no vyper: pip install -e '.[settlement-test]'")
+@pytest.mark.skipif(importlib.util.find_spec("vyper") is None, reason="no vyper: pip install './plugins/settlement[test]'")
 @pytest.mark.parametrize("again", ["claim", "withdraw", "another's claim"])
 def test_who_is_paid_cannot_be_paid_once_more_meanwhile(again: str):
     run = Settling()

@@ -1,4 +1,7 @@
-"""`dilocox contract deploy | bind | fund | veto | slash | refund`: what sponsor and arbiter do. Nothing is sent without --send."""
+"""`dilocox settlement contract deploy | bind | fund | veto | slash | refund`: control the contract as its sponsor and its arbiter.
+
+Nothing is sent without --send.
+"""
 
 import time
 from typing import TYPE_CHECKING, Annotated
@@ -6,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dilocox.cli.common import HomeOption, ReadOption, console
-from dilocox.cli.settlement import KeyOption, RpcOption, SendOption, act, act_on, need_extra, read_run
 from dilocox.protocol.errors import LocalError
 from dilocox.protocol.merit import parse_account
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox_settlement.commands import KeyOption, RpcOption, SendOption, act, act_on, read_run
 
 if TYPE_CHECKING:
-    from dilocox.around.settlement.contract import Root
+    from dilocox_settlement.contract import Root
 
 __all__ = ["app"]
 
@@ -42,10 +45,9 @@ def deploy(
     send: SendOption = False,
 ) -> None:
     """Make the contract of a run: the key's account is its sponsor. Its address goes into the run file; then `bind`."""
-    need_extra()
-    from dilocox.around.settlement.contract import deployment, prepare
-    from dilocox.around.settlement.keys import read_key
-    from dilocox.around.settlement.rpc import HttpRpc
+    from dilocox_settlement.contract import deployment, prepare
+    from dilocox_settlement.keys import read_key
+    from dilocox_settlement.rpc import HttpRpc
 
     line, signer, closes = HttpRpc(rpc), read_key(key), int(time.time()) + days * DAY_SECONDS
     data = deployment(_account(coordinator), _account(arbiter), price, window, delay, least_stake, closes)
@@ -59,7 +61,6 @@ def deploy(
 @app.command()
 def bind(rpc: RpcOption, key: KeyOption, home: HomeOption = None, join: ReadOption = None, send: SendOption = False) -> None:
     """Say to the contract, once, which run it settles: its sponsor does."""
-    need_extra()
     ran = read_run(home, join)
     says = f"bind it to the run {ran.manifest.run_id.hex()}"
     act_on(ran.contract(rpc, bound=False), key, send, says, "bind", ran.manifest.run_id)
@@ -68,7 +69,6 @@ def bind(rpc: RpcOption, key: KeyOption, home: HomeOption = None, join: ReadOpti
 @app.command()
 def veto(rpc: RpcOption, key: KeyOption, home: HomeOption = None, join: ReadOption = None, send: SendOption = False) -> None:
     """Strike the root that was posted last, where it is not this chain's: the arbiter does, within the window."""
-    need_extra()
     ran = read_run(home, join)
     contract = ran.contract(rpc)
     root = contract.pending()
@@ -81,7 +81,7 @@ def veto(rpc: RpcOption, key: KeyOption, home: HomeOption = None, join: ReadOpti
 
 
 def _of_chain(root: "Root", commits: list[Statement[pb.Commit]]) -> bool:
-    from dilocox.around.settlement.due import posted
+    from dilocox_settlement.due import posted
 
     said = (root.root, root.total, root.round, root.digest, root.last)
     return any(posted(commit) == said for commit in commits if commit.body.round == root.round)
@@ -90,8 +90,7 @@ def _of_chain(root: "Root", commits: list[Statement[pb.Commit]]) -> bool:
 @app.command()
 def slash(rpc: RpcOption, key: KeyOption, home: HomeOption = None, join: ReadOption = None, send: SendOption = False) -> None:
     """Burn the stakes of those who, as the chain proves, signed two things for one slot: the arbiter does."""
-    need_extra()
-    from dilocox.around.settlement.due import equivocations
+    from dilocox_settlement.due import equivocations
 
     ran = read_run(home, join)
     contract, done = ran.contract(rpc), set[bytes]()
@@ -117,12 +116,10 @@ def fund(
     send: SendOption = False,
 ) -> None:
     """Add to the pool that the run pays from. Anybody may; what is left at its end is the sponsor's."""
-    need_extra()
     act_on(read_run(home, join).contract(rpc), key, send, f"add {amount:,} wei to the pool", "fund", value=amount)
 
 
 @app.command()
 def refund(rpc: RpcOption, key: KeyOption, home: HomeOption = None, join: ReadOption = None, send: SendOption = False) -> None:
     """Take back what nobody can claim any more: after the run's last root held, or when the contract has closed."""
-    need_extra()
     act_on(read_run(home, join).contract(rpc), key, send, "take back what is left", "refund")

@@ -1,8 +1,8 @@
-"""SparseLoCo's encoding of the bench: the largest values of each group are sent, and what stays decays."""
+"""Encodings of the bench. SparseLoCo: the largest values of each group are sent, and what stays decays."""
 
 import torch
 
-from bench.sparseloco import DECAY, SparseLoCoState
+from bench.encoders import DECAY, SparseLoCoState
 from dilocox.node.outer import codec
 from dilocox.protocol import payload as wire
 from dilocox.protocol.arrays import GROUP

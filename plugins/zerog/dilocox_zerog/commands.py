@@ -14,7 +14,6 @@ import typer
 from dilocox.cli.common import ArchiveKeyOption, HomeOption, ReadOption, check_place, console
 from dilocox.cli.progress import Working, working
 from dilocox.cli.reading import reading
-from dilocox.cli.settlement import KeyOption, RpcOption, SendOption
 from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.protocol.ids import several
 from dilocox.protocol.manifest import open_manifest
@@ -23,13 +22,14 @@ from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.data_directory import DataDirectory
 from dilocox.transport.files import whole_folder
 from dilocox.views import rows
+from dilocox_settlement.commands import KeyOption, RpcOption, SendOption
 
 if TYPE_CHECKING:
-    from dilocox.around.zerog.dispersed import Dispersed
-    from dilocox.around.zerog.disperser import Disperser
-    from dilocox.around.zerog.network import Network
-    from dilocox.around.zerog.volume import Stored
     from dilocox.transport.archive.storage import Storage
+    from dilocox_zerog.dispersed import Dispersed
+    from dilocox_zerog.disperser import Disperser
+    from dilocox_zerog.network import Network
+    from dilocox_zerog.volume import Stored
 
 __all__ = ["app"]
 
@@ -48,7 +48,7 @@ RecordOption = Annotated[Path, typer.Option("--record", metavar="FILE", help="Wh
 def _need_sdk() -> None:
     """Raises ConfigError where 0G's SDK is not installed."""
     if any(find_spec(name) is None for name in ("Crypto", "web3", "core")):
-        raise ConfigError("0G's SDK is not installed here: pip install 'dilocox[zerog]'")
+        raise ConfigError("0G's SDK is not installed here: pip install ./plugins/zerog")
 
 
 @app.command()
@@ -64,9 +64,9 @@ def store(
     """Store what an archive holds that is not stored yet; the root that it prints is all that `restore` needs. The account of --key
     pays. A sealed archive stays sealed."""
     _need_sdk()
-    from dilocox.around.zerog.network import Network
-    from dilocox.around.zerog.record import write_record
-    from dilocox.around.zerog.volume import due
+    from dilocox_zerog.network import Network
+    from dilocox_zerog.record import write_record
+    from dilocox_zerog.volume import due
 
     check_place(record, "--record ")  # before anything is paid for
     opened = open_archive(archive, archive_key)
@@ -96,8 +96,8 @@ def _store(
 ) -> "Stored":
     """One volume more. `paying`: node of the chain, and key; None: it is only packed. Raises LocalError where an object went while
     it was read, RemoteError."""
-    from dilocox.around.zerog.network import root_of
-    from dilocox.around.zerog.volume import write_volume
+    from dilocox_zerog.network import root_of
+    from dilocox_zerog.volume import write_volume
 
     with tempfile.TemporaryDirectory(prefix="dilocox-zerog-") as folder:
         path = Path(folder) / "volume"
@@ -113,8 +113,8 @@ def _store(
 
 def _stored(path: Path, run_id: bytes) -> "Stored":
     """Of an archive's run. Raises ConfigError where the record is none, or another run's."""
-    from dilocox.around.zerog.record import read_record
-    from dilocox.around.zerog.volume import Stored
+    from dilocox_zerog.record import read_record
+    from dilocox_zerog.volume import Stored
 
     if not path.exists():
         return Stored(run=run_id.hex())
@@ -132,7 +132,7 @@ def restore(
 ) -> None:
     """Have an archive again. Anybody may, nothing is paid. Who reads it then (`verify --archive`, `node --archive`) verifies it."""
     _need_sdk()
-    from dilocox.around.zerog.network import Network
+    from dilocox_zerog.network import Network
 
     wanted = _root(root)
     if folder.exists():
@@ -155,7 +155,7 @@ def _root(text: str) -> bytes:
 
 def _restore(network: "Network", root: bytes, folder: Path, bar: Working) -> None:
     """The last volume first: what it holds is the newest of each. Raises RemoteError."""
-    from dilocox.around.zerog.volume import fill, read_header
+    from dilocox_zerog.volume import fill, read_header
 
     wanted: bytes | None = root
     while wanted is not None:
@@ -178,8 +178,8 @@ def disperse(
     send: SendOption = False,
 ) -> None:
     """Disperse the commits of a run that are not dispersed yet, and wait until they are final."""
-    from dilocox.around.zerog.dispersed import Dispersed, waiting
-    from dilocox.around.zerog.record import read_record, write_record
+    from dilocox_zerog.dispersed import Dispersed, waiting
+    from dilocox_zerog.record import read_record, write_record
 
     check_place(record, "--record ")  # before anything is paid for
 
@@ -211,7 +211,7 @@ def disperse(
 
 
 async def _with_disperser(url: str, what: str, do: "Callable[[Disperser, Working], Awaitable[None]]") -> None:
-    from dilocox.around.zerog.disperser import opened
+    from dilocox_zerog.disperser import opened
 
     with working(what) as bar:
         async with opened(url) as disperser:
@@ -236,8 +236,8 @@ def retrieve(
     home: Annotated[Path, typer.Option("--home", metavar="DIR", help="A folder, for `dilocox verify --home DIR`.")],
 ) -> None:
     """Have a run's chain again from what was dispersed, every commit verified."""
-    from dilocox.around.zerog.dispersed import Dispersed
-    from dilocox.around.zerog.record import read_record
+    from dilocox_zerog.dispersed import Dispersed
+    from dilocox_zerog.record import read_record
 
     found = read_record(record, Dispersed, "what was dispersed")
     if not found.batches:
@@ -256,7 +256,7 @@ def retrieve(
 
 async def _retrieve(disperser: "Disperser", record: "Dispersed", folder: DataDirectory, bar: Working) -> None:
     """Raises RemoteError where what comes is something else, or does not hold."""
-    from dilocox.around.zerog.dispersed import envelopes
+    from dilocox_zerog.dispersed import envelopes
 
     run_id = bytes.fromhex(record.run)
     chain: ChainFile | None = None

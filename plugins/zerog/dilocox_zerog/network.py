@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dilocox.around.zerog.merkle import file_root
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.parent_pipe import ParentPipe
+from dilocox_zerog.merkle import file_root
 
 __all__ = ["Network", "root_of"]
 
-CHILD = "dilocox.around.zerog.child"
+CHILD = "dilocox_zerog.child"
 SAID = 4096
 """Characters at the end of what the SDK printed, in an error."""
 

@@ -12,8 +12,8 @@ from eth_abi.exceptions import DecodingError
 from eth_account.signers.local import LocalAccount
 from eth_utils import keccak, to_checksum_address
 
-from dilocox.around.settlement.rpc import Rpc
 from dilocox.protocol.errors import LocalError
+from dilocox_settlement.rpc import Rpc
 
 __all__ = ["Contract", "Prepared", "Root", "artifact", "deployment", "prepare", "receipt", "send"]
 
@@ -23,8 +23,8 @@ SPARE_GAS = 5
 
 @cache
 def artifact() -> dict[str, Any]:
-    """ABI and bytecode, as `python -m dilocox.around.settlement.compile` wrote them."""
-    return json.loads(files("dilocox.around.settlement").joinpath("settlement.json").read_text())
+    """ABI and bytecode, as `python -m dilocox_settlement.compile` wrote them."""
+    return json.loads(files("dilocox_settlement").joinpath("settlement.json").read_text())
 
 
 class Root(NamedTuple):

@@ -1,4 +1,4 @@
-"""SparseLoCo's encoding, which the product does not have: the largest values of each group, and error feedback that decays."""
+"""Encodings of other methods, which the product does not have."""
 
 from collections.abc import Iterator, Sequence
 
@@ -12,14 +12,24 @@ from dilocox.protocol import payload as wire
 from dilocox.protocol.arrays import GROUP
 from dilocox.protocol.errors import Diverged
 
-__all__ = ["SparseLoCoState"]
+__all__ = ["ForgetfulState", "SparseLoCoState"]
 
 DECAY = 0.95
 """Share of the error feedback that remains after each payload, as published."""
 
 
+class ForgetfulState(StageState):
+    """A stage without error feedback, as Streaming DiLoCo sends it."""
+
+    def encode(self, rank_or_k: int | None = None, owner: bytes = wire.NOBODYS) -> EncodedStage:
+        """Encode as the product does; afterwards the feedback is 0."""
+        encoded = super().encode(rank_or_k, owner)
+        self.feedback.zero_()
+        return encoded
+
+
 class SparseLoCoState(StageState):
-    """A stage whose values compete within each group of GROUP; its run's codec is topk-int2."""
+    """A stage of SparseLoCo, whose values compete within each group of GROUP; its run's codec is topk-int2."""
 
     def pack(self, sent: Tensor, rank_or_k: int) -> list[wire.Tensor]:
         """Return the payload's tensors. Raise Diverged where a value is not finite."""
