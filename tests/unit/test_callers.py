@@ -352,6 +352,22 @@ async def test_a_download_ends_when_nobody_wants_it_any_more_and_not_before(tmp_
         await pool.close()
 
 
+async def test_fetch_blob_larger_than_announced_is_rejected_before_its_bytes(tmp_path: Path):
+    source, target = BlobStore(tmp_path / "source"), BlobStore(tmp_path / "target")
+    blob = source.put([os.urandom(1001)])
+    async with serving(tmp_path / "peer", source) as record:
+        pool = ChannelPool()
+        exchange = Exchange(manifest(), range(2), target, At(record), pool, identity(9).peer)
+        with pytest.raises(RemoteError) as rejected:
+            await exchange.fetch(blob, [MEMBER.peer], max_size=1000)
+        assert rejected.value.reason == pb.REASON_OVERSIZE
+        assert exchange.statistics().bytes_received == 0
+        assert blob not in target
+        await exchange.fetch(blob, [MEMBER.peer], max_size=1001)
+        assert blob in target
+        await pool.close()
+
+
 async def test_an_upload_that_is_cancelled_uses_up_nothing():
     limit = Limit(Rates(usual_bytes_per_second=1000.0))
     await limit.spend(1)

@@ -735,6 +735,18 @@ async def test_a_run_that_is_not_public_is_followed_by_who_is_admitted_only(tmp_
     service.chain.close()
 
 
+async def test_claim_of_a_peer_without_a_stream_gets_no_seat(desk: Desk):
+    await desk.begin()
+    assert (await desk.say(desk.claim(5))).outcome is Outcome.ACCEPT
+    assert identity(5).peer in desk.state.absent
+    await desk.round()
+    assert identity(5).peer not in desk.state.head.roster
+    await desk.hear(5)
+    assert (await desk.say(desk.claim(5))).outcome is Outcome.ACCEPT
+    await desk.round()
+    assert identity(5).peer in desk.state.head.roster
+
+
 def test_buckets_above_the_bound_forget_the_sender_that_called_longest_ago(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(limits, "KNOWN_PEERS", 2)
     buckets = service.Buckets(lambda: 0.0)
@@ -770,9 +782,9 @@ async def test_watcher_that_does_not_read_is_dropped_at_the_backlog(desk: Desk, 
     sent = [desk.contribution(number) for number in range(3)]
     for statement in sent:
         await desk.say(statement)
+    assert not desk.service.watchers
     received = [await reading, *[event async for event in stream]]
     assert [event.statement for event in received] == [statement.envelope for statement in sent]
-    assert not desk.service.watchers
 
 
 class Call:
