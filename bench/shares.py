@@ -115,7 +115,7 @@ def _seconds(work: Callable[[], object]) -> float:
 
 def _round(manifest: Manifest, speeds: dict[str, float]) -> tuple[float, float]:
     """MB of payloads in a round that counts as many as begin a run, and the seconds of a core that a node codes them in."""
-    megabytes = manifest.start_clusters * model_payload_bytes(manifest.model, manifest.compression) / 1e6
+    megabytes = manifest.rounds.start_clusters * model_payload_bytes(manifest.model, manifest.compression) / 1e6
     return megabytes, megabytes / speeds["check"] + megabytes / speeds["make"]
 
 

@@ -102,11 +102,11 @@ def up(
     place = folders[manifest.data.name]
     with working("checking the run's data"):
         store = check_corpus(manifest, place)
-    if nodes < manifest.start_clusters:
+    if nodes < manifest.rounds.start_clusters:
         fail(
-            f"the run starts with {manifest.start_clusters} clusters, the testnet has {several(nodes, 'node')}",
+            f"the run starts with {manifest.rounds.start_clusters} clusters, the testnet has {several(nodes, 'node')}",
             Exit.USAGE,
-            f"use --nodes {manifest.start_clusters}, or set a smaller rounds.start_clusters in {run_file}",
+            f"use --nodes {manifest.rounds.start_clusters}, or set a smaller rounds.start_clusters in {run_file}",
         )
     private = _own_data(manifest, store, nodes, private or [])
     budget = {"private_epsilon": private_epsilon, "private_delta": private_delta, "private_clip": private_clip}

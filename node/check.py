@@ -81,11 +81,11 @@ def of_machine(manifest: Manifest, here: Here) -> Iterator[Finding]:
         yield from of_room(manifest, here.home, here.devices, here.accepts_wear)
         if manifest.availability is not None:
             yield _coder()
-            if manifest.start_clusters > 1:
+            if manifest.rounds.start_clusters > 1:
                 yield _shared(manifest, manifest.availability)
     else:
-        what = f"states and payloads of {manifest.start_clusters} clusters take"
-        yield _disk(here.home, held_bytes(manifest, manifest.start_clusters), what)
+        what = f"states and payloads of {manifest.rounds.start_clusters} clusters take"
+        yield _disk(here.home, held_bytes(manifest, manifest.rounds.start_clusters), what)
     yield _port(here)
     yield from _data(manifest, here)
     if here.interface is not None:
@@ -105,7 +105,7 @@ def _coder() -> Finding:
 
 def _shared(manifest: Manifest, settings: Availability) -> Finding:
     """Of a run of several clusters that keeps shares."""
-    rounds, clusters = rounds_shared(manifest, manifest.start_clusters), manifest.start_clusters
+    rounds, clusters = rounds_shared(manifest, manifest.rounds.start_clusters), manifest.rounds.start_clusters
     says = f"peers have room for those of {rounds:,} rounds of {clusters} clusters"
     do = f"its owner lets peers keep more (availability.megabytes, now {settings.megabytes:,})"
     if settings.rounds < SETTLED:
@@ -122,14 +122,14 @@ def of_room(manifest: Manifest, home: Path, devices: int | None, accepts_wear: b
     yield from _devices(manifest, devices)
     if (lack := lacking_driver()) is not None:
         yield Finding(Level.WRONG if lack.stops else Level.ODD, "GPU", lack.says, lack.do)
-    what = f"states, boundaries and payloads of {manifest.start_clusters} clusters take"
-    yield _disk(home, disk_bytes(manifest, manifest.start_clusters), what)
+    what = f"states, boundaries and payloads of {manifest.rounds.start_clusters} clusters take"
+    yield _disk(home, disk_bytes(manifest, manifest.rounds.start_clusters), what)
     yield _wear(manifest, devices, accepts_wear)
 
 
 def _wear(manifest: Manifest, devices: int | None, accepted: bool) -> Finding:
     """Judge disk writes: a consumer's disk is specified for 600 to 2,400 TB."""
-    each = written(manifest, manifest.start_clusters).in_a_round(1)
+    each = written(manifest, manifest.rounds.start_clusters).in_a_round(1)
     seconds = _round_seconds(manifest, devices)
     a_day, in_all = each * 86_400 / seconds / 1e12, each * manifest.rounds.count / 1e12
     says = (

@@ -253,7 +253,7 @@ def seats(
     wanting = [name for name, (_, root) in complete.items() if state and root == state and name not in absent]
     fresh = [name for name in wanting if name not in head.roster and (waking or not _rests(head, name))]
     if manifest.admission.policy == "open":
-        whole = standing.total(manifest, head.standings, head.roster) // max(1, manifest.standing_rounds)
+        whole = standing.total(manifest, head.standings, head.roster) // max(1, manifest.standing.rounds)
         most = max(manifest.rounds.min_clusters, whole // NEWCOMER_SHARE)
         back = [name for name in fresh if name in head.standings]  # who earned something and left takes no newcomer's place
         lot = _lot(head, gathered)

@@ -32,7 +32,7 @@ EARNED_CAP = 4.0
 def weights(manifest: Manifest, tokens: Mapping[str, int], standings: Mapping[str, Record]) -> dict[str, int]:
     """In the mean, by cluster. What a cap takes off is not owed to anybody: nothing of the payload is cut off."""
     says = by_standing(manifest, standings, tokens)
-    middle, most = norms.lower_median(list(tokens.values()), list(says.values())), max(1, manifest.standing_rounds)
+    middle, most = norms.lower_median(list(tokens.values()), list(says.values())), max(1, manifest.standing.rounds)
     caps = {name: _cap(manifest, standings.get(name) or newcomer(manifest)) for name in tokens}
     capped = {name: min(count, int(caps[name] * middle)) if caps[name] else count for name, count in tokens.items()}
     return {name: max(1, count * says[name] // most) for name, count in capped.items()}
@@ -40,7 +40,7 @@ def weights(manifest: Manifest, tokens: Mapping[str, int], standings: Mapping[st
 
 def _cap(manifest: Manifest, record: Record) -> float:
     """What this one has earned."""
-    first, most = manifest.weight_cap, manifest.standing_rounds
+    first, most = manifest.rounds.weight_cap, manifest.standing.rounds
     earned = max(0.0, EARNED_CAP - first) * min(record.scored, record.earned) / most if most else 0.0
     return first and first + earned
 
@@ -60,7 +60,7 @@ def clip(manifest: Manifest, codes: Mapping[str, int], standings: Mapping[str, R
 
 def cut(manifest: Manifest, code: int, median: int) -> float:
     """About what share of a contribution its clips cut off, by its norm in total: as if its tensors were all too large alike."""
-    ratio = min(manifest.rounds.clip_ratio, manifest.tensor_clip_ratio or manifest.rounds.clip_ratio)
+    ratio = min(manifest.rounds.clip_ratio, manifest.rounds.tensor_clip_ratio or manifest.rounds.clip_ratio)
     excess = code - median - norms.ratio_codes(ratio)
     return 1.0 - norms.clip_factor(max(0, excess))
 
@@ -81,7 +81,7 @@ class Announced:
 
 def tensor_clips(manifest: Manifest, counted: Sequence[Announced]) -> list[list[bytes]]:
     """For each of the counted, by stage: by how many codes each tensor is clipped, a byte each."""
-    if not manifest.tensor_clip_ratio:
+    if not manifest.rounds.tensor_clip_ratio:
         return [[bytes([each.clip]) * len(codes) for codes in each.tensors] for each in counted]
     says = [each.say for each in counted]
     median = median_norm([each.norm for each in counted], says)
@@ -100,7 +100,7 @@ def _bound(manifest: Manifest, codes: Sequence[int], says: Sequence[int], averag
     weights move alike."""
     silent = 2 * sum(weight for code, weight in zip(codes, says, strict=True) if not code) > sum(says)
     middle = max(0, average) if silent else median_norm(codes, says)
-    return min(norms.LARGEST_CODE, middle + norms.ratio_codes(manifest.tensor_clip_ratio))
+    return min(norms.LARGEST_CODE, middle + norms.ratio_codes(manifest.rounds.tensor_clip_ratio))
 
 
 def _excess(codes: bytes, bounds: bytes, total: int) -> bytes:

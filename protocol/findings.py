@@ -60,11 +60,11 @@ def of_run(manifest: Manifest) -> list[Finding]:
 
 def _admission(manifest: Manifest) -> Iterator[Finding]:
     admission, named = manifest.admission, len(set(manifest.admission.allow))
-    if admission.policy == "allow-list" and named < manifest.start_clusters:
+    if admission.policy == "allow-list" and named < manifest.rounds.start_clusters:
         yield Finding(
             Level.WRONG,
             "admission.allow",
-            f"names {several(named, 'peer')}, and the first round waits for {manifest.start_clusters}",
+            f"names {several(named, 'peer')}, and the first round waits for {manifest.rounds.start_clusters}",
             "add the peer ids that `dilocox id --home FOLDER` prints on their machines, or lower rounds.start_clusters",
         )
     if admission.policy == "open" and not manifest.model.root and not named:

@@ -1,14 +1,15 @@
 """The manifest: what a run is. TOML run file -> typed values -> canonical bytes -> run id.
 
 Canonical bytes are JSON with sorted keys, no spaces and every default written out, so two files that mean the same run have the
-same id. Unknown keys fail with the nearest right name.
+same id. What a file leaves out and admission decides (`_resolved`) is written out, too; what does not apply is
+absent, never null. Unknown keys fail with the nearest right name.
 """
 
 import json
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
@@ -171,8 +172,8 @@ class Rounds(Section):
     synchronous_rounds: Count = 0
     """The first rounds wait for their commit (overlap none)."""
     min_clusters: Annotated[int, Field(gt=0, le=limits.CLUSTERS)] = 2
-    start_clusters: Annotated[int, Field(gt=0, le=limits.CLUSTERS)] | None = None
-    """The first round opens when so many clusters are here; default min_clusters. `dilocox init --machines` writes it."""
+    start_clusters: Annotated[int, Field(gt=0, le=limits.CLUSTERS)] = 2
+    """The first round opens when so many clusters are here; where a file leaves it out, min_clusters."""
     deadline_seconds: Annotated[float, Field(gt=0, le=7 * 86400)] = 3600.0
     """A round never waits longer than this for contributions; measured times shorten it."""
     vote_seconds: Annotated[float, Field(gt=0, le=86400)] = 600.0
@@ -186,12 +187,12 @@ class Rounds(Section):
     clip_ratio: Ratio = 2.0
     """A contribution whose norm is above this multiple of the round's median counts by as much less; what is cut off goes back to
     its author's error feedback."""
-    tensor_clip_ratio: Ratio | Literal[0] | None = None
-    """The same for each tensor, by that tensor's median; 0: tensors are not clipped one by one; default: 1.25 in an open run (which
-    costs honest clusters nothing that could be measured: docs/poisoning.md), 2 with an allow-list."""
-    weight_cap: Ratio | Literal[0] | None = None
-    """A contribution weighs by its tokens, at most this multiple of the counted ones' lower median; 0: no cap; default: 1 in an
-    open run, 0 with an allow-list."""
+    tensor_clip_ratio: Ratio | Literal[0] = 1.25
+    """The same for each tensor, by that tensor's median; 0: tensors are not clipped one by one. Where a file leaves it out: 1.25 in
+    an open run (which costs honest clusters nothing that could be measured: docs/poisoning.md), 2 with an allow-list."""
+    weight_cap: Ratio | Literal[0] = 1.0
+    """A contribution of a cluster that has earned nothing weighs by its tokens, at most this multiple of the counted ones' lower
+    median; 0: no cap. Where a file leaves it out: 1 in an open run, 0 with an allow-list."""
 
     @model_validator(mode="after")
     def _consistent(self) -> "Rounds":
@@ -201,7 +202,7 @@ class Rounds(Section):
     def _faults(self) -> Iterator[str]:
         if self.max_inner_steps < self.inner_steps:
             yield "inner_steps <= max_inner_steps does not hold"
-        if self.start_clusters is not None and self.start_clusters < self.min_clusters:
+        if self.start_clusters < self.min_clusters:
             yield "start_clusters must be at least min_clusters"
         if self.round_seconds is not None and self.deadline_seconds <= self.round_seconds:
             yield f"deadline_seconds {self.deadline_seconds:g} is over before a phase of round_seconds {self.round_seconds:g}"
@@ -230,9 +231,9 @@ class Audit(Section):
 class Standing(Section):
     """What a cluster earns by work that counts (protocol/standing.py)."""
 
-    rounds: Annotated[int, Field(ge=0, le=limits.STANDING)] | None = None
-    """So many counted rounds are all there is to earn; a newcomer begins with a sixteenth of them. 0: all stand equal; default: 64
-    in an open run, 0 with an allow-list."""
+    rounds: Annotated[int, Field(ge=0, le=limits.STANDING)] = 64
+    """Counted rounds that are all there is to earn; a newcomer begins with a sixteenth of them. 0: all are equal. Where a file
+    leaves it out: 64 in an open run, 0 with an allow-list."""
 
 
 class Admission(Section):
@@ -240,9 +241,9 @@ class Admission(Section):
     allow: tuple[str, ...] = ()
     """Peer ids: with an allow-list those who may take part. In an open run the founders: they alone
     take a seat in its first commit, with full standing; where none are named, any cluster may."""
-    public_read: bool | None = None
-    """Whether anybody may follow the run and fetch what it makes: payloads, states, commits; default: in an open run. Else only who
-    may take part: with an allow-list those on it, in an open run whoever says who it is."""
+    public_read: bool = True
+    """Whether any peer may follow the run and fetch what it makes: payloads, states, commits. Else only peers that may take part:
+    with an allow-list those on it, in an open run every peer that identifies itself. Where a file leaves it out: in an open run."""
 
     @field_validator("allow")
     @classmethod
@@ -330,6 +331,23 @@ class RunFileError(ConfigError):
         super().__init__("\n".join(["the run file cannot be used:", *lines]))
 
 
+def _with_decided(document: dict[str, Any]) -> dict[str, Any]:
+    """Return a document of the same run in which no value depends on another that is left out."""
+    rounds, admission = document.get("rounds", {}), document.get("admission", {})
+    if not isinstance(rounds, dict) or not isinstance(admission, dict):
+        return document  # sections already, or a fault that validation tells
+    is_open = admission.get("policy", "open") == "open"
+    start = {"start_clusters": rounds["min_clusters"]} if "min_clusters" in rounds else {}
+    bounds = {"weight_cap": float(is_open), "tensor_clip_ratio": 1.25 if is_open else 2.0}
+    decided = {"rounds": {**start, **bounds}, "standing": {"rounds": 64 * is_open}, "admission": {"public_read": is_open}}
+    filled = {name: {**values, **document.get(name, {})} for name, values in decided.items() if _is_table(document, name)}
+    return {**document, **filled}
+
+
+def _is_table(document: dict[str, Any], name: str) -> bool:
+    return isinstance(document.get(name, None if name == "rounds" else {}), dict)  # rounds cannot be left out
+
+
 class Manifest(Section):
     run: Run
     model: Model
@@ -345,6 +363,12 @@ class Manifest(Section):
     attestation: Attestation = Attestation()
     settlement: Settlement | None = None
     availability: Availability | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _resolved(cls, document: Any) -> Any:
+        """Write out what a run file leaves out and its admission decides."""
+        return _with_decided(document) if isinstance(document, dict) else document
 
     @model_validator(mode="after")
     def _consistent(self) -> "Manifest":
@@ -364,10 +388,10 @@ class Manifest(Section):
             yield 'model.lora and lowrank-int4: adapters are of low rank already; set compression.codec = "int4"'
         founders = frozenset(self.admission.allow)
         # An allow-list grows name by name (`dilocox hire`): `check` and the coordinator judge that one.
-        if self.admission.policy == "open" and 0 < len(founders) < self.start_clusters:
+        if self.admission.policy == "open" and 0 < len(founders) < self.rounds.start_clusters:
             yield (
                 f"admission.allow names {several(len(founders), 'founder')}, and the first round waits for"
-                f" {self.start_clusters} clusters: name more peer ids that `dilocox id --home FOLDER` prints, or lower"
+                f" {self.rounds.start_clusters} clusters: name more peer ids that `dilocox id --home FOLDER` prints, or lower"
                 " rounds.start_clusters"
             )
 
@@ -411,7 +435,7 @@ class Manifest(Section):
         return f"{path}: {why}"[:SHOWN_CHARACTERS] if path else why[:SHOWN_CHARACTERS]
 
     def canonical_bytes(self) -> bytes:
-        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":")).encode()
+        return json.dumps(self.model_dump(mode="json", exclude_none=True), sort_keys=True, separators=(",", ":")).encode()
 
     @cached_property
     def run_id(self) -> bytes:
@@ -429,29 +453,11 @@ class Manifest(Section):
 
     def may_read(self, peer: str) -> bool:
         """Whether this peer, empty where a caller does not say who it is, may follow the run before it is on the roster."""
-        is_open, public = self.admission.policy == "open", self.admission.public_read
-        if public or (public is None and is_open):
+        if self.admission.public_read:
             return True
+        is_open = self.admission.policy == "open"
         named = (self.owner, self.coordinator, *self.run.holders, *self.admission.allow)
         return bool(peer) and (is_open or peer in named)
-
-    @property
-    def standing_rounds(self) -> int:
-        """What there is to earn; 0: all stand equal."""
-        rounds = self.standing.rounds
-        return rounds if rounds is not None else 64 * (self.admission.policy == "open")
-
-    @property
-    def weight_cap(self) -> float:
-        """Of who has earned nothing; 0: none."""
-        cap = self.rounds.weight_cap
-        return cap if cap is not None else float(self.admission.policy == "open")
-
-    @property
-    def tensor_clip_ratio(self) -> float:
-        """0: tensors are not clipped one by one."""
-        ratio = self.rounds.tensor_clip_ratio
-        return ratio if ratio is not None else 1.25 if self.admission.policy == "open" else 2.0
 
     @property
     def largest_rms(self) -> float:
@@ -468,13 +474,9 @@ class Manifest(Section):
         return phase_bytes(self.model, self.training.optimizer == "muon")
 
     @property
-    def start_clusters(self) -> int:
-        return self.rounds.start_clusters or self.rounds.min_clusters
-
-    @property
     def begins(self) -> str:
         """A sentence without its end: when the run begins."""
-        clusters = several(self.start_clusters, "cluster is", "clusters are")
+        clusters = several(self.rounds.start_clusters, "cluster is", "clusters are")
         return f"the run begins when {clusters} here"
 
     def nominal_steps(self, round: int) -> int:

@@ -403,7 +403,7 @@ def _progress(state: RoundState, moment: Moment) -> tuple[RoundState, list[Effec
         state = _begin(state, now)
     if state.head.round == 0:
         group = chain.genesis_group(state.manifest, _complete(state, moment.wall_ms))
-        return state, [Close(moment)] if len(group) >= state.manifest.start_clusters else []
+        return state, [Close(moment)] if len(group) >= state.manifest.rounds.start_clusters else []
     due = _due(state)
     late = due is not None and now >= due
     if state.head.closing(state.manifest):
@@ -575,7 +575,7 @@ def why_open(state: RoundState) -> str:
 
 def _gathering_why(state: RoundState) -> str:
     complete = _complete(state)
-    here, wanted = len(chain.genesis_group(state.manifest, complete)), state.manifest.start_clusters
+    here, wanted = len(chain.genesis_group(state.manifest, complete)), state.manifest.rounds.start_clusters
     others = len(complete) - here
     differ = f"; {several(others, 'more has', 'more have')} another initial state" if others else ""
     return f"{state.manifest.begins}: {here} of {wanted}{differ}"

@@ -64,17 +64,17 @@ class Record(NamedTuple):
 
 
 def newcomer(manifest: Manifest) -> Record:
-    return Record(max(1, manifest.standing_rounds // NEWCOMER_SHARE))
+    return Record(max(1, manifest.standing.rounds // NEWCOMER_SHARE))
 
 
 def say(manifest: Manifest, standings: Mapping[str, Record], name: str) -> int:
     """How much this identity weighs: at least 1."""
-    return (standings.get(name) or newcomer(manifest)).earned if manifest.standing_rounds else 1
+    return (standings.get(name) or newcomer(manifest)).earned if manifest.standing.rounds else 1
 
 
 def share(manifest: Manifest, standings: Mapping[str, Record], name: str) -> float:
     """Of what there is to earn: 1 where all stand equal."""
-    return say(manifest, standings, name) / max(1, manifest.standing_rounds)
+    return say(manifest, standings, name) / max(1, manifest.standing.rounds)
 
 
 def by_standing(manifest: Manifest, standings: Mapping[str, Record], names: Iterable[str]) -> dict[str, int]:
@@ -113,7 +113,7 @@ def after(
     newcomer has. `excluded`: why roster clusters do not count; `scored`: whose work was measured; `audited`:
     whose an audit looked at; `lacking`: who was found without shares."""
     founders = set(manifest.admission.allow or seated) if genesis else set[str]()
-    full, fresh = Record(max(1, manifest.standing_rounds)), newcomer(manifest)
+    full, fresh = Record(max(1, manifest.standing.rounds)), newcomer(manifest)
     known = {**{name: full if name in founders else fresh for name in seated}, **standings}
     if counted:
         known = {
@@ -134,7 +134,7 @@ def _after_a_round(
 ) -> Record:
     refused = why is not None and why not in NOBODYS_FAULT
     record = before._replace(counted=before.counted + counted, refused=before.refused + refused, scored=before.scored + scored)
-    most = manifest.standing_rounds
+    most = manifest.standing.rounds
     if not most:
         return record
     if counted and lacking:  # it is looked for in one round of eight: a round's worth would be earned again before the next

@@ -184,7 +184,7 @@ def _counted(head: Head, item: Taken, held: list[str]) -> View:
 
 def _standing(manifest: Manifest, record: Record) -> View:
     """Of a cluster. `of`: what there is to earn; 0: all stand equal."""
-    return {**record._asdict(), "of": manifest.standing_rounds}
+    return {**record._asdict(), "of": manifest.standing.rounds}
 
 
 def peers(

@@ -85,10 +85,10 @@ def _more(before: Defence, name: str, describe: str, **settings: Mapping[str, An
 
 OFF = {"weight_cap": 0, "clip_ratio": 1024.0, "tensor_clip_ratio": 0}
 NONE = Defence("none", "the mean by announced tokens", {"rounds": OFF}, bounds_rms=False)
-CAP = replace(_more(NONE, "cap", "weights at most the median", rounds={"weight_cap": None}), bounds_rms=False)
+CAP = replace(_more(NONE, "cap", "weights at most the median", rounds={"weight_cap": 1.0}), bounds_rms=False)
 TOTAL = _more(CAP, "+ clip", "payloads at most two medians, and largest_rms", rounds={"clip_ratio": 2.0})
 TENSORS = _more(
-    TOTAL, "+ tensors", "each tensor at most 1.25 medians: the defaults of an open run", rounds={"tensor_clip_ratio": None}
+    TOTAL, "+ tensors", "each tensor at most 1.25 medians: the defaults of an open run", rounds={"tensor_clip_ratio": 1.25}
 )
 CENTERED = _more(TENSORS, "centered-clip", "outer.aggregate", outer={"aggregate": "centered-clip"})
 SCORING = {"voters": 32}

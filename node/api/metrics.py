@@ -68,7 +68,7 @@ class NodeMetrics(Collector):
             yield GaugeMetricFamily("dilocox_reachable", "1 where others can dial this node", value=self._reach.reachable)
         earned = head.standings.get(node.cluster, Record(0)).earned
         yield GaugeMetricFamily("dilocox_standing_earned_rounds", "What this node's cluster has earned", value=earned)
-        wanted = node.manifest.standing_rounds
+        wanted = node.manifest.standing.rounds
         yield GaugeMetricFamily("dilocox_standing_full_rounds", "What there is to earn; 0: all stand equal", value=wanted)
 
     def _attestations(self) -> Iterable[Metric]:

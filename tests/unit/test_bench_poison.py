@@ -59,7 +59,7 @@ def test_each_defence_is_more_than_the_one_before(tmp_path: Path):
     text = Text("none", tmp_path, "00" * 32)
     runs = {defence.name: cell("live", defence.name, text).manifest() for defence in DEFENCES}
     said = [
-        (run.weight_cap, run.rounds.clip_ratio, run.tensor_clip_ratio, run.largest_rms, run.outer.aggregate)
+        (run.rounds.weight_cap, run.rounds.clip_ratio, run.rounds.tensor_clip_ratio, run.largest_rms, run.outer.aggregate)
         for run in (runs[defence.name] for defence in DEFENCES)
     ]
     assert said == [

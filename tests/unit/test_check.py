@@ -354,7 +354,7 @@ def test_a_node_says_what_check_says_of_its_machine(tmp_path: Path, caplog: pyte
 def test_what_each_round_writes_is_said(tmp_path: Path):
     large = Manifest.from_toml(render_preset("llama-7b", "x", "00" * 32))
     (wear,) = [each for each in checks.of_room(large, tmp_path, 1) if each.about == "wear"]
-    each = written(large, large.start_clusters).in_a_round(1)
+    each = written(large, large.rounds.start_clusters).in_a_round(1)
     assert each > 20 * 6.7e9
     assert f"each round writes {each / 1e9:,.1f} GB" in wear.says
 
@@ -510,7 +510,7 @@ def on(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
 def test_a_disk_that_would_wear_out_is_an_error_to_be_confirmed(tmp_path: Path, days: int, accepted: bool, level: Level):
     """54 TB a day passed as `ok wear`."""
     large = Manifest.from_toml(render_preset("llama-7b", "x", "00" * 32))
-    each = written(large, large.start_clusters).in_a_round(1)
+    each = written(large, large.rounds.start_clusters).in_a_round(1)
     seconds = each * 86_400 / 54e12 * days
     boxed = large.rounds.model_copy(update={"round_seconds": seconds})
     [wear] = [

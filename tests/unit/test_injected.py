@@ -42,11 +42,11 @@ SAID = (
     "id --home n",
     "status --home home/node",
     "peers --home home/node",
-    "stages --home home/node",
+    "peers --stages --home home/node",
     "rounds --home home/node",
     "events --home home/node",
-    "explain 2 --home home/node",
-    "top --home home/node",
+    "rounds 2 --why --home home/node",
+    "status --watch --home home/node",
     "plan run.toml",
     "verify --home home/node",
     f"shares --join {LINK} --home n",
@@ -224,7 +224,7 @@ class Stranger(BaseHTTPRequestHandler):
         pass
 
 
-@pytest.mark.parametrize("verb", ["status", "peers", "stages", "events", "events -f"])
+@pytest.mark.parametrize("verb", ["status", "peers", "peers --stages", "events", "events -f"])
 def test_whatever_answers_where_an_api_was_named_is_a_sentence(
     verb: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):

@@ -61,7 +61,7 @@ def test_init_asks_on_a_terminal_until_the_answer_is_a_number(tmp_path: Path):
                 break
         assert asking.wait() == 0
     os.close(ours)
-    assert Manifest.from_toml((tmp_path / "run.toml").read_text()).start_clusters == 5
+    assert Manifest.from_toml((tmp_path / "run.toml").read_text()).rounds.start_clusters == 5
 
 
 @pytest.mark.parametrize("name", preset_names())
@@ -69,7 +69,7 @@ def test_every_preset_names_the_number(name: str):
     for machines in (None, 1, 4):
         run = Manifest.from_toml(render_preset(name, name, "00" * 32, machines=machines))
         assert run.rounds.start_clusters is not None
-        assert machines is None or run.start_clusters == machines
+        assert machines is None or run.rounds.start_clusters == machines
 
 
 def test_check_says_when_the_run_begins(tmp_path: Path):

@@ -230,7 +230,7 @@ def test_who_may_read_before_it_is_on_the_roster():
         ("allow-list", True, True, True),
         ("allow-list", False, False, False),
     ):
-        admission = {"policy": policy, "allow": [listed], "public_read": public}
+        admission = {"policy": policy, "allow": [listed]} | ({} if public is None else {"public_read": public})
         run = manifest(admission=admission, run={"holders": [holder]}, rounds={"min_clusters": 1, "start_clusters": 1})
         assert (run.may_read(stranger), run.may_read("")) == (strangers, nameless), (policy, public)
         assert all(map(run.may_read, (listed, holder, run.coordinator, run.owner)))
@@ -247,7 +247,7 @@ def test_what_bounds_a_contribution_follows_from_who_may_take_part_unless_the_ru
         ({}, {"weight_cap": 0, "tensor_clip_ratio": 0}, (0.0, 0.0)),
     ):
         run = manifest(admission=admission, rounds=rounds)
-        assert (run.weight_cap, run.tensor_clip_ratio) == bounds
+        assert (run.rounds.weight_cap, run.rounds.tensor_clip_ratio) == bounds
 
 
 def test_the_largest_change_of_a_round_is_its_longest_phase_at_the_largest_rate():
@@ -276,3 +276,19 @@ def test_a_run_file_that_no_peer_would_take_is_refused_where_it_is_read():
     assert Manifest.from_toml(text).admission.allow == tuple(names[:800])
     with pytest.raises(RunFileError, match="no peer takes more"):
         Manifest.from_toml(with_allowed(text, names))
+
+
+def test_a_canonical_manifest_holds_no_null_and_all_that_admission_decides():
+    for policy, decided in (("open", (1.0, 1.25, 64, True)), ("allow-list", (0.0, 2.0, 0, False))):
+        run = manifest(admission={"policy": policy, "allow": (identity(0).peer,)})
+        assert b"null" not in run.canonical_bytes()
+        assert (
+            run.rounds.weight_cap,
+            run.rounds.tensor_clip_ratio,
+            run.standing.rounds,
+            run.admission.public_read,
+        ) == decided
+        assert Manifest.from_canonical(run.canonical_bytes()) == run
+        without = run.canonical_bytes().replace(b'"weight_cap":', b'"weight_cop":')
+        with pytest.raises(RemoteError):
+            Manifest.from_canonical(without)

@@ -50,7 +50,7 @@ def after(
 @pytest.mark.parametrize(("policy", "rounds"), [("open", 64), ("allow-list", 0)])
 def test_standing_is_earned_in_open_runs(policy: str, rounds: int):
     run = manifest(admission={"policy": policy, "allow": [name(0)]}, rounds={"start_clusters": 1, "min_clusters": 1})
-    assert run.standing_rounds == rounds
+    assert run.standing.rounds == rounds
     assert standing.say(run, {"a": Record(17)}, "a") == (17 if rounds else 1)
     assert standing.say(run, {}, "a") == (4 if rounds else 1)
 
@@ -219,10 +219,10 @@ def test_what_many_identities_pay():
     """As SECURITY.md says: eight founders, strangers who take every seat that there is, and all of whom count in every round."""
     run = manifest(rounds={"start_clusters": 8})
     founders, strangers = [f"founder-{number}" for number in range(8)], list[str]()
-    records = {who: Record(run.standing_rounds) for who in founders}
+    records = {who: Record(run.standing.rounds) for who in founders}
     rounds = 0
     while standing.total(run, records, strangers) <= standing.total(run, records, founders):
-        whole = standing.total(run, records, records) // run.standing_rounds
+        whole = standing.total(run, records, records) // run.standing.rounds
         strangers += [
             f"stranger-{rounds}-{seat}" for seat in range(max(run.rounds.min_clusters, whole // chain.NEWCOMER_SHARE))
         ]

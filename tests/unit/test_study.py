@@ -295,8 +295,8 @@ def test_nothing_that_a_key_leaves_out_has_changed():
     assert {key: left["rounds"][key] for key in ("synchronous_rounds", "clip_ratio", "tensor_clip_ratio", "weight_cap")} == {
         "synchronous_rounds": 0,
         "clip_ratio": 2.0,
-        "tensor_clip_ratio": None,
-        "weight_cap": None,
+        "tensor_clip_ratio": 1.25,
+        "weight_cap": 1.0,
     }
 
 
