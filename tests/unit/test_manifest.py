@@ -280,7 +280,8 @@ def test_a_run_file_that_no_peer_would_take_is_refused_where_it_is_read():
 
 def test_a_canonical_manifest_holds_no_null_and_all_that_admission_decides():
     for policy, decided in (("open", (1.0, 1.25, 64, True)), ("allow-list", (0.0, 2.0, 0, False))):
-        run = manifest(admission={"policy": policy, "allow": (identity(0).peer,)})
+        alone = {"min_clusters": 1, "start_clusters": 1}
+        run = manifest(admission={"policy": policy, "allow": (identity(0).peer,)}, rounds=alone)
         assert b"null" not in run.canonical_bytes()
         assert (
             run.rounds.weight_cap,
