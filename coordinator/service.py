@@ -308,10 +308,9 @@ class CoordinatorService(rpc.CoordinatorServicer):
         await self.driver.settled()
         if statement.kind not in (pb.KIND_CLAIM, pb.KIND_CLUSTER) and not self._known(statement.peer):
             return self._refuse(statement.peer, pb.REASON_NOT_ON_ROSTER, "not on the roster and not claiming")
-        judgement = self.driver.feed(Received(statement))
+        live = statement.kind != pb.KIND_CLAIM or self._hears(statement.peer)
+        judgement = self.driver.feed(Received(statement, live))
         assert judgement is not None
-        if statement.kind == pb.KIND_CLAIM and not self._hears(statement.peer):
-            self.driver.feed(Absent(statement.peer))
         return judgement
 
     async def _take_back(self, request: pb.Envelope) -> Judgement:

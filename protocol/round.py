@@ -156,13 +156,14 @@ def decide(state: RoundState, event: Input, moment: Moment) -> tuple[RoundState,
     """`step`, but for the one thing in it that takes long where many take part: a driver closes aside."""
     effects: list[Effect] = []
     match event:
-        case Received(statement):
+        case Received(statement, live):
             state, effects = _receive(state, statement)
+            if not live:
+                state = _without(state, statement.peer)
         case Refused(peer, reason, detail):
             state = _refuse(state, peer, reason, detail)
         case Absent(peer):
-            newly = _taking_part(state, {peer} - state.absent)
-            state = replace(state, absent=state.absent | newly) if newly else state
+            state = _without(state, peer)
         case Present(peer):
             state = replace(state, absent=state.absent - {peer}) if peer in state.absent else state
         case Resumed(healed):
@@ -178,6 +179,12 @@ def decide(state: RoundState, event: Input, moment: Moment) -> tuple[RoundState,
     state = _keep_time(state, moment.seconds)
     state, more = _progress(state, moment)
     return state, effects + more
+
+
+def _without(state: RoundState, peer: str) -> RoundState:
+    """Return the state in which this peer is absent, where it takes part."""
+    newly = _taking_part(state, {peer} - state.absent)
+    return replace(state, absent=state.absent | newly) if newly else state
 
 
 def _receive(state: RoundState, statement: Statement[object]) -> tuple[RoundState, list[Effect]]:

@@ -747,6 +747,15 @@ async def test_claim_of_a_peer_without_a_stream_gets_no_seat(desk: Desk):
     assert identity(5).peer in desk.state.head.roster
 
 
+async def test_claim_of_a_peer_without_a_stream_does_not_begin_the_run(desk: Desk):
+    """It was fed before the peer was noted as absent: as the last of the first clusters it closed genesis, and had a seat."""
+    await desk.hear(0, 1)
+    for number in (0, 1, 2):
+        assert (await desk.say(desk.claim(number))).outcome is Outcome.ACCEPT
+    assert desk.state.head.round == 0
+    assert identity(2).peer in desk.state.absent
+
+
 def test_buckets_above_the_bound_forget_the_sender_that_called_longest_ago(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(limits, "KNOWN_PEERS", 2)
     buckets = service.Buckets(lambda: 0.0)
