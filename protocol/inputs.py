@@ -41,7 +41,6 @@ class Moment(NamedTuple):
 class Received:
     """A statement with a valid signature for this run, of a kind that rules.py judges."""
 
-
     statement: Statement[object]
     live: bool = True
     """False where the peer has no stream: its claim takes no part until it has one."""

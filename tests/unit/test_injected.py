@@ -241,7 +241,6 @@ def test_whatever_answers_where_an_api_was_named_is_a_sentence(
         thread.join()
     assert left.value.code == 3
     said = capfd.readouterr().err.replace("\n", "")
-    assert said.startswith(
-        f"error[not-running]: what answers at {url}/v1/{verb.split()[0].replace('peers', 'stages' if '--stages' in verb else 'peers')}"
-    )
+    path = "stages" if "--stages" in verb else verb.split()[0]
+    assert said.startswith(f"error[not-running]: what answers at {url}/v1/{path}")
     assert "is no daemon of ours" in said
