@@ -14,10 +14,11 @@ $(STAMP): pyproject.toml constraints.txt plugins/settlement/pyproject.toml plugi
 	$(PYTHON) -m venv $(VENV)
 ifdef LOCK
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r $(LOCK)
-else
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-endif
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e . -e plugins/settlement -e plugins/zerog
+else
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' -e plugins/settlement
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -e plugins/zerog
+endif
 	touch $(STAMP)
 
 lock: setup  ## after a change of constraints.txt: the hashes of what images and CI install
