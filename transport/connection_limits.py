@@ -20,16 +20,15 @@ from dilocox.transport.token_bucket import TokenBucket
 
 __all__ = ["ConnectionLimits", "ConnectionTable"]
 
-LOOK_SECONDS = 0.025
-"""Between two looks at the sockets."""
-SOON_SECONDS = 0.005
-"""Between two looks while bytes arrive that no call accounts for: at 1 Gbit/s another 0.6 MiB."""
+IDLE_SECONDS, LOOK_SECONDS, SOON_SECONDS = 0.1, 0.025, 0.005
+"""Pause between two looks at the sockets: without a connection of an unknown peer, with one, and while such connections hold more
+than `SOON_BYTES`. At 1 Gbit/s the last is 0.6 MiB."""
 LOOK_SHARE, SOON_SHARE = 0.05, 0.25
-"""Most of a core that looking may take; with thousands of connections the pauses grow."""
+"""Most of a core that the looks may take, the last while connections hold more than `SOON_BYTES`; beyond, the pauses grow."""
 QUIET_BYTES = 2 * limits.CALL_HEADER_BYTES
-"""A connection that holds no more takes no part in what its network does too much of."""
+"""Bytes of a connection that stays where its network holds too much: the headers of a call, and the call."""
 SOON_BYTES = 256 << 10
-"""More than this unaccounted for, and the next look is soon."""
+"""Bytes that connections of unknown peers hold, above which the next look is soon."""
 TRIM_BYTES = 4 << 20
 TRIM_CONNECTIONS = 16
 """Freed memory returns to the system once so much was received on connections that closed, or once so many closed."""
@@ -47,7 +46,7 @@ class _Connection:
     looked_at: float
     calls: TokenBucket
     called: bool = False
-    """Whether a call of it ran."""
+    """True once a call of it ran."""
     running: int = 0
     """Calls under way."""
     refused: int = 0
@@ -61,7 +60,7 @@ class _Connection:
     counted: Received = NOTHING
     """By the last look."""
     seen: bool = False
-    """Whether the kernel listed it at least once."""
+    """True once the kernel listed it."""
 
     @property
     def weight(self) -> int:
@@ -133,21 +132,24 @@ class ConnectionTable:
             connection.seen, connection.looked_at, connection.counted, connection.accounted = True, now, counted, 0
         for endpoint in [e for e, c in self._connections.items() if e not in sockets and (c.seen or now - c.opened_at > 1.0)]:
             del self._connections[endpoint]
-        return self._beyond()
+        # A call of a connection that was reset may come late, and makes an entry again. Only open connections count.
+        return self._beyond({endpoint: self._connections[endpoint] for endpoint in sockets})
 
-    @property
-    def held(self) -> int:
-        """Bytes that connections of unknown peers hold."""
-        return sum(connection.weight for connection in self._connections.values() if not connection.peer)
+    def pause(self, took: float) -> float:
+        """Return the seconds until the next look, where the last took so many."""
+        held = [connection.weight for connection in self._connections.values() if not connection.peer]
+        if sum(held) > SOON_BYTES:
+            return max(SOON_SECONDS, took / SOON_SHARE)
+        return max(LOOK_SECONDS if held else IDLE_SECONDS, took / LOOK_SHARE)
 
-    def _beyond(self) -> list[Endpoint]:
+    def _beyond(self, here: Mapping[Endpoint, _Connection]) -> list[Endpoint]:
         found = {
             endpoint
-            for endpoint, each in self._connections.items()
+            for endpoint, each in here.items()
             if each.refused > limits.CALLS_REFUSED or each.unaccounted > _most_unaccounted(each)
         }
-        found |= self._crowded({e: c for e, c in self._connections.items() if e not in found})
-        found |= self._heavy({e: c for e, c in self._connections.items() if e not in found and not c.peer})
+        found |= self._crowded({endpoint: each for endpoint, each in here.items() if endpoint not in found})
+        found |= self._heavy({endpoint: each for endpoint, each in here.items() if endpoint not in found and not each.peer})
         return sorted(found)
 
     def _crowded(self, connections: Mapping[Endpoint, _Connection]) -> set[Endpoint]:
@@ -159,19 +161,26 @@ class ConnectionTable:
         if unknown <= limits.CONNECTIONS_OF_UNKNOWN and all(len(group) <= self.per_address for group in groups.values()):
             return set()
         found: set[Endpoint] = set()
-        left: list[tuple[int, list[Endpoint]]] = []
+        left: list[tuple[tuple[int, bool, int], list[Endpoint]]] = []
         for (is_unknown, _), group in groups.items():
             ranked = self._ranked(group)
             found.update(ranked[self.per_address :])
             del ranked[self.per_address :]
-            if is_unknown:
-                left.append((-len(ranked), ranked))
+            if is_unknown and ranked:
+                left.append((self._turn(ranked), ranked))
         heapq.heapify(left)
-        for _ in range(sum(len(group) for _, group in left) - limits.CONNECTIONS_OF_UNKNOWN):  # from the network with the most
-            _, group = left[0]
+        for _ in range(sum(len(group) for _, group in left) - limits.CONNECTIONS_OF_UNKNOWN):
+            _, group = heapq.heappop(left)
             found.add(group.pop())
-            heapq.heapreplace(left, (-len(group), group))
+            if group:
+                heapq.heappush(left, (self._turn(group), group))
         return found
+
+    def _turn(self, ranked: list[Endpoint]) -> tuple[int, bool, int]:
+        """Order networks where this daemon has no room: the one with the most connections gives one first. Of equal ones those
+        that do not call, the oldest first; then those that call, the newest first. So idle ones keep no newcomer out."""
+        last = self._connections[ranked[-1]]
+        return -len(ranked), last.called, -last.number if last.called else last.number
 
     def _ranked(self, group: list[Endpoint]) -> list[Endpoint]:
         """Order connections by their right to stay. Half of the places are for the oldest that call: a flood of new connections
@@ -183,8 +192,8 @@ class ConnectionTable:
         return [*calling[:half], *silent[:half], *calling[half:], *silent[half:]]
 
     def _heavy(self, unknown: Mapping[Endpoint, _Connection]) -> set[Endpoint]:
-        """Return the heaviest connections of each network that sent too much that nothing accounts for; and those of the heaviest
-        networks where all together did."""
+        """Return the connections of each network that holds too much, and the heaviest of the heaviest networks where all hold too
+        much."""
         if sum(each.weight for each in unknown.values()) <= limits.UNACCOUNTED_BYTES_OF_NETWORK:
             return set()
         groups: defaultdict[str, list[Endpoint]] = defaultdict(list)
@@ -276,8 +285,7 @@ class ConnectionLimits:
                 sockets.reset(beyond)
             self.shut_down += len(beyond)
             self._note_closed(here)
-            pause, share = (SOON_SECONDS, SOON_SHARE) if self.table.held > SOON_BYTES else (LOOK_SECONDS, LOOK_SHARE)
-            await asyncio.sleep(max(pause, (time.monotonic() - began) / share))
+            await asyncio.sleep(self.table.pause(time.monotonic() - began))
 
     def _note_closed(self, here: Mapping[Endpoint, Received]) -> None:
         closed = self._open.keys() - here.keys()

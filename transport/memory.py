@@ -1,4 +1,4 @@
-"""Memory of a daemon: what strangers' connections took is not kept twice."""
+"""Settings of the allocator and the garbage collector for daemons and workers."""
 
 import ctypes
 import gc
@@ -18,7 +18,10 @@ def few_arenas() -> None:
 
 
 def freeze_startup() -> None:
-    """Exempt all objects so far from garbage collection. A full collection visits each of some 500,000 objects that imports made,
-    and stops the event loop for 100 to 200 ms."""
+    """Exempt live objects from garbage collection: a full one visits each, and stops the event loop meanwhile.
+
+    Most come from imports. A later call also collects what became garbage since.
+    """
+    gc.unfreeze()
     gc.collect()
     gc.freeze()

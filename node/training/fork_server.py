@@ -8,7 +8,6 @@ its status. The server ends when the daemon closes its end, or dies.
 """
 
 import contextlib
-import gc
 import json
 import os
 import select
@@ -16,6 +15,7 @@ import socket
 from pathlib import Path
 
 from dilocox.node.worker_settings import STORE_SOCKET, WORKER
+from dilocox.transport.memory import freeze_startup
 
 __all__ = ["serve_daemon"]
 
@@ -88,8 +88,7 @@ def _become(environment: dict[str, str], output: int, store: int | None = None) 
 def serve_daemon() -> bool:
     """As `serve`, on standard input, once everything is imported."""
     control = socket.socket(fileno=os.dup(0))
-    gc.collect()
-    gc.freeze()  # else the collector writes to all that was imported, and every worker has a copy of it
+    freeze_startup()  # else the collector writes to all that was imported, and every worker has a copy of it
     control.sendall(READY)
     return serve(control)
 

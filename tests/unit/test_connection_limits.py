@@ -20,7 +20,7 @@ from dilocox.protocol import limits
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
-from dilocox.transport import server_sockets, tls
+from dilocox.transport import connection_limits, server_sockets, tls
 from dilocox.transport.addresses import Endpoint, endpoint_of, endpoint_of_socket, network_of
 from dilocox.transport.callers import Callers
 from dilocox.transport.connection_limits import ConnectionLimits, ConnectionTable
@@ -207,6 +207,14 @@ def test_observe_new_connections_that_call_end_no_older_one(table: ConnectionTab
     assert HONEST not in shut
 
 
+def test_observe_late_calls_of_connections_that_were_reset_take_no_room(table: ConnectionTable):
+    for port in range(2 * limits.CONNECTIONS_PER_ADDRESS):
+        table.admit(Endpoint("192.0.2.1", port), "")
+    newcomer = Endpoint("192.0.2.1", 9999)
+    table.admit(newcomer, "")
+    assert table.observe(quiet(newcomer)) == []
+
+
 def test_observe_full_table_makes_room_from_the_network_with_the_most(table: ConnectionTable):
     lone = [Endpoint(f"198.51.100.{n}", 1) for n in range(40)]
     crowd = [Endpoint(f"203.0.{n}.1", port) for n in range(48) for port in range(1, 1 + limits.CONNECTIONS_PER_ADDRESS)]
@@ -215,6 +223,28 @@ def test_observe_full_table_makes_room_from_the_network_with_the_most(table: Con
     assert len(shut) == len(lone)
     assert not set(shut) & set(lone)
     assert max(Counter(endpoint.address for endpoint in shut).values()) == 1
+
+
+def test_observe_full_table_of_lone_connections_shuts_the_oldest_silent_one_down(table: ConnectionTable, clock: Clock):
+    """One connection each from as many networks as the table has room for, and a newcomer whose address sorts first."""
+    lone = [Endpoint(f"203.{n >> 8}.{n & 255}.1", 1) for n in range(limits.CONNECTIONS_OF_UNKNOWN)]
+    table.admit(lone[0], "")
+    assert table.observe(quiet(*lone)) == []
+    newcomer = Endpoint("10.0.0.1", 1)
+    assert table.observe(quiet(*lone, newcomer)) == [lone[1]]
+
+
+def test_pause_follows_what_unknown_peers_hold(table: ConnectionTable):
+    assert table.pause(0.0) == connection_limits.IDLE_SECONDS
+    table.admit(HONEST, "peer")
+    assert table.pause(0.0) == connection_limits.IDLE_SECONDS
+    table.observe(quiet(HONEST, FLOOD))
+    assert table.pause(0.0) == connection_limits.LOOK_SECONDS
+    assert table.pause(1.0) == 1.0 / connection_limits.LOOK_SHARE, "looks take a small part of a core"
+    table.admit(FLOOD, "")
+    table.run(FLOOD, 1)
+    table.observe({HONEST: Received(1000, 0), FLOOD: Received(2 * connection_limits.SOON_BYTES, 0)})
+    assert table.pause(0.0) == connection_limits.SOON_SECONDS
 
 
 def test_observe_one_ipv6_network_counts_as_one_address(table: ConnectionTable):

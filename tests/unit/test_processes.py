@@ -1,6 +1,7 @@
 """Processes that we start (transport/processes.py)."""
 
 import asyncio
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -61,3 +62,26 @@ async def test_who_is_told_to_end_leaves_nothing_that_takes_weights(tmp_path: Pa
     await asyncio.wait([taking])
     assert taking.cancelled()
     assert not await asyncio.to_thread(family.left)
+
+
+FREEZING = """
+import gc, weakref
+import dilocox.coordinator.daemon
+from dilocox.transport.memory import freeze_startup
+
+class Ring:
+    def __init__(self):
+        self.me = self
+
+before, ring = len(gc.get_objects()), Ring()
+freeze_startup()
+assert len(gc.get_objects()) < before / 10, (before, len(gc.get_objects()))
+gone = weakref.ref(ring)
+del ring
+freeze_startup()
+assert gone() is None
+"""
+
+
+def test_freeze_startup_leaves_the_collector_little_to_visit_and_keeps_no_garbage():
+    subprocess.run([sys.executable, "-c", FREEZING], check=True)
