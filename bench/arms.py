@@ -50,7 +50,7 @@ class Arm:
     share: float = 0.0
     """Of CocktailSGD."""
     states: type[StageState] = StageState
-    """How a lab's clusters encode."""
+    """Class of the stage states of a lab's clusters."""
     horizon: int = HORIZON
 
     def manifest(self, choice: Settings, steps: int, seed: int, text: Text | None = None) -> Manifest:

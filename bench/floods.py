@@ -34,6 +34,8 @@ MOST_MEDIAN_SECONDS = 0.020
 MOST_GROWTH_BYTES = 50 << 20
 UNFINISHED_BYTES = 160 << 20
 """And while an address has 6,400 calls under way, the most that it may: gRPC and Python take about 18 KiB for each."""
+UNFINISHED_LEFT_BYTES = 100 << 20
+"""And of these `BACK_SECONDS` later: fragments of the heap, which the next flood uses again."""
 MOST_LEFT_BYTES = 20 << 20
 """Above what a daemon held before a flood, so many seconds after it."""
 BACK_SECONDS = 10.0
@@ -77,7 +79,7 @@ FLOODS = [
     Flood("calls, connected again", "calls", GET_RUN, again=True),
     Flood("headers without an end", "headers", GET_RUN),
     Flood("headers without an end after a call", "headers after a call", GET_RUN),
-    Flood("messages without an end", "messages", SUBMIT, again=True, growth=UNFINISHED_BYTES, left=UNFINISHED_BYTES // 2),
+    Flood("messages without an end", "messages", SUBMIT, again=True, growth=UNFINISHED_BYTES, left=UNFINISHED_LEFT_BYTES),
     Flood("HTTP requests", "http"),
     Flood("HTTP requests, connected again", "http", again=True),
 ]

@@ -148,9 +148,9 @@ class Lab:
     """Where the run's corpus lies; None: it is the standard library's."""
     hostile: Hostile | None = None
     looks_for_bias: bool = True
-    """Whether voters take sketches, as in the product."""
+    """True: voters take sketches, as in the product."""
     states: type[StageState] = StageState
-    """How a cluster encodes: the product's way, or another method's."""
+    """Stage state of a cluster: the product's, or one that encodes as another method does."""
     points: list[Point] = field(default_factory=list)
 
     def __post_init__(self) -> None:

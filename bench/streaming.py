@@ -70,7 +70,7 @@ class Streaming:
     """Steps."""
     data: Path | None = None
     states_are: type[StageState] = StageState
-    """How a cluster encodes: the product's way, or another method's."""
+    """Stage state of a cluster: the product's, or one that encodes as another method does."""
     points: list[Point] = field(default_factory=list)
 
     def __post_init__(self) -> None:

@@ -38,7 +38,9 @@ def status(
         typer.Option("--check", help="Exit with 6 where the daemon is not well, with 4 where that is not known yet."),
     ] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Show status, rounds and peers live, until Ctrl-C.")] = False,
-    every: Annotated[float, typer.Option(min=0.5, max=3600, help="Seconds between two looks of --watch.")] = 2.0,
+    every: Annotated[
+        float | None, typer.Option(min=0.5, max=3600, help="Seconds between two looks of --watch (default: 2).")
+    ] = None,
     home: AskOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -48,8 +50,10 @@ def status(
             raise ConfigError("--watch shows a screen: drop --check and --json")
         from dilocox.cli.watch import watch as show_live  # loads slowly
 
-        show_live(home, every)
+        show_live(home, every or 2.0)
         return
+    if every is not None:
+        raise ConfigError("--every sets the pace of --watch: pass both")
     ended = has_ended(home)
     value = _stored().status(home) if ended else api_call(home, "/v1/status")
     if as_json:

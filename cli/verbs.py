@@ -9,6 +9,8 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
+from dilocox.protocol.errors import ConfigError
+
 __all__ = ["PANELS", "VERBS", "Verbs", "listing", "plugins"]
 
 VERBS = {
@@ -126,11 +128,16 @@ class Verbs(Mapping[str, Any]):
         return len(self._places) + len(plugins())
 
     def _found(self, name: str) -> Any:
-        """Load a verb. Raises KeyError where neither the core nor a plugin has it."""
+        """Load a verb. Raises KeyError if neither the core nor a plugin has it, ConfigError if its plugin cannot be loaded."""
         if name in self._places:
             module, _, attribute = self._places[name].partition(".")
             return getattr(import_module(f"dilocox.cli.{module}"), attribute)
-        return plugins()[name].load()
+        entry = plugins()[name]
+        try:
+            return entry.load()
+        except Exception as error:  # a plugin's code and its dependencies may raise anything
+            where = entry.dist.name if entry.dist is not None else entry.value
+            raise ConfigError(f"the plugin {where} cannot be loaded: {error}. Install it again, or uninstall it") from error
 
 
 def _command(name: str, found: Any) -> Any:

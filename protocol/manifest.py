@@ -1,7 +1,7 @@
 """The manifest: what a run is. TOML run file -> typed values -> canonical bytes -> run id.
 
 Canonical bytes are JSON with sorted keys, no spaces and every default written out, so two files that mean the same run have the
-same id. What a file leaves out and admission decides (`_resolved`) is written out, too; what does not apply is
+same id. Values that a file leaves out and admission decides (`_resolved`) are written out, too. A setting that does not apply is
 absent, never null. Unknown keys fail with the nearest right name.
 """
 
@@ -242,8 +242,8 @@ class Admission(Section):
     """Peer ids: with an allow-list those who may take part. In an open run the founders: they alone
     take a seat in its first commit, with full standing; where none are named, any cluster may."""
     public_read: bool = True
-    """Whether any peer may follow the run and fetch what it makes: payloads, states, commits. Else only peers that may take part:
-    with an allow-list those on it, in an open run every peer that identifies itself. Where a file leaves it out: in an open run."""
+    """True: any peer may follow the run, and fetch payloads, states and commits. False: only peers that may take part, so those on
+    the allow-list, or in an open run every peer that identifies itself. Default: true in an open run."""
 
     @field_validator("allow")
     @classmethod
@@ -288,7 +288,7 @@ class Attestation(Section):
 
 
 class Settlement(Section):
-    """Where the run's work is settled (plugins/settlement). Without it nothing is: commits carry no merit."""
+    """Contract that pays for the run's work (plugins/settlement). Without it commits carry no merit."""
 
     chain_id: Annotated[int, Field(gt=0, lt=1 << 63)]
     """Of the EVM chain (EIP-155)."""

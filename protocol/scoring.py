@@ -6,9 +6,8 @@ where the others are no more than there are votes all of them score, and vote by
 to the round's state, and measures the loss before and after on samples of its own lease, drawn in the same way. It finds harm in
 what makes the loss no better, or by much less than the others do, and does not point the way of its own contribution as they do:
 either alone refuses too much honest work. It finds harm, too, in all of an author who pulls the same way round after round
-(bias.py). What harms in the eyes of more than a third of its committee's votes that measured it (THRESHOLD) does not
-count: who had no time for it says nothing. One who finds harm is never enough: among three clusters one would stop the run, and of
-two each could.
+(bias.py). A contribution does not count if more than a third of the votes that measured it found harm (THRESHOLD). A member without
+time for it does not vote. One member that finds harm is never enough: among three clusters one would stop the run, and of two each.
 """
 
 import math

@@ -71,9 +71,9 @@ class Defence:
     describe: str
     settings: Mapping[str, Mapping[str, Any]]
     bounds_rms: bool = True
-    """Whether voters refuse what moves a tensor farther than an honest phase does, as in the product."""
+    """True: voters reject payloads that move a tensor farther than an honest local phase, as in the product."""
     looks_for_bias: bool = False
-    """Whether voters take sketches, as in the product."""
+    """True: voters take sketches, as in the product."""
 
 
 def _more(before: Defence, name: str, describe: str, **settings: Mapping[str, Any]) -> Defence:
@@ -145,7 +145,7 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """What a later version of the product has beside, with defaults, does not change it."""
+        """Return the key of a kept run. Settings that a later version adds do not change it while they have their defaults."""
         said = [
             self.said,
             self.defended.bounds_rms,

@@ -322,7 +322,7 @@ class Trial:
 
     @cached_property
     def key(self) -> str:
-        """What a later version of the product has beside, with defaults, does not change it."""
+        """Return the key of a kept run. Settings that a later version adds do not change it while they have their defaults."""
         run = self.run.model_dump(mode="json", exclude_defaults=True)
         site = [self.site.line.up, self.site.fixed_seconds] if self.is_timed else []
         said = [not self.definition.uses_line, self.clusters, HALF, site, run]
@@ -336,7 +336,7 @@ class Trial:
 
     @property
     def states(self) -> type[StageState]:
-        """How a lab's clusters encode."""
+        """Class of the stage states of a lab's clusters."""
         of_codec = {CHUNKS: SparseLoCoState, FORGETFUL: ForgetfulState}
         return StageState if self.part == "local steps" else of_codec.get(self.definition.codec, StageState)
 

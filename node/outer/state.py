@@ -97,9 +97,8 @@ class StageState:
     def encode(self, rank_or_k: int | None = None, owner: bytes = wire.NOBODYS) -> EncodedStage:
         """Send from the feedback what one payload holds, and leave everything else in it. `owner`: as the payload's header says it.
 
-        feedback before = feedback after + what the payload decodes to, up to float32 rounding. What is too large
-        for the others is clipped where it is applied, and what was cut off comes back (`return_to_feedback`); what is too large for
-        the run (`largest_rms`), which voters would refuse for ever, is sent in parts.
+        feedback before = feedback after + decoded payload, up to float32 rounding. A payload larger than others' is clipped where
+        it is applied, and the cut returns (`return_to_feedback`). Changes above `largest_rms`, which voters reject, go in parts.
         """
         compression = self.manifest.compression
         rank_or_k = compression.keep if rank_or_k is None else rank_or_k

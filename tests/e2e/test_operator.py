@@ -1,4 +1,4 @@
-"""What an operator relies on, of real daemons: a webhook, events as they come, metrics, hours of the day."""
+"""Real daemons as an operator sees them: a webhook, events as they come, metrics, hours of the day."""
 
 import json
 import signal
