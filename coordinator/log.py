@@ -63,6 +63,10 @@ class RoundLog(Protocol):
         ...
 
 
+NOT_LIVE = 1
+"""Reason in the row of a statement whose peer has no stream."""
+
+
 class Row(NamedTuple):
     """An input, in columns."""
 
@@ -118,8 +122,9 @@ class InputLog:
 
 def row_of(event: Input) -> Row:
     match event:
-        case Received(statement):
-            return Row("received", envelope=statement.envelope.SerializeToString(deterministic=True))
+        case Received(statement, live):
+            raw = statement.envelope.SerializeToString(deterministic=True)
+            return Row("received", envelope=raw) if live else Row("received", reason=NOT_LIVE, envelope=raw)
         case Refused(peer, reason, detail):
             return Row("refused", peer, reason, detail)
         case Absent(peer):
@@ -141,7 +146,7 @@ def input_of(row: Row, run_id: bytes) -> Input:
     peer, detail, envelope = row.peer or "", row.detail or "", row.envelope or b""
     match row.kind:
         case "received":
-            return Received(open_envelope(envelope, run_id, JUDGES))
+            return Received(open_envelope(envelope, run_id, JUDGES), row.reason != NOT_LIVE)
         case "refused":
             return Refused(peer, cast("pb.Reason", row.reason or 0), detail)
         case "absent":

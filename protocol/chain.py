@@ -232,14 +232,15 @@ def seats(
     counting: bool,
     built_on: bytes,
 ) -> Seating:
-    """Which claims a commit seats. All of them hold one state, the run's, and are heard: who is `absent` takes nobody's place.
+    """Return the claims that a commit seats. All have one state, the run's, and are live: an `absent` cluster takes no place, and
+    has no part in the choice of the initial state.
 
     `counting`: the commit counts somebody, who built on `built_on`. One that does not brings a run back when fewer than
     min_clusters of its roster are heard: then also clusters that rest may claim.
     """
     if head.closing(manifest):
         return Seating({}, rules.known_state(manifest, head, gathered))
-    complete = rules.complete_clusters(manifest, head, gathered)
+    complete = {n: item for n, item in rules.complete_clusters(manifest, head, gathered).items() if n not in absent}
     if manifest.attestation.kinds:
         complete = {n: (c, s) for n, (c, s) in complete.items() if all(peer in attestations for peer in c.peers)}
     if head.round == 0:
@@ -249,8 +250,8 @@ def seats(
     waking = not counting and len(staying) < manifest.rounds.min_clusters
     state = built_on or rules.known_state(manifest, head, gathered)
     if waking and not state:
-        state = _plurality(manifest, head, gathered, staying | (complete.keys() - absent))
-    wanting = [name for name, (_, root) in complete.items() if state and root == state and name not in absent]
+        state = _plurality(manifest, head, gathered, staying | complete.keys())
+    wanting = [name for name, (_, root) in complete.items() if state and root == state]
     fresh = [name for name in wanting if name not in head.roster and (waking or not _rests(head, name))]
     if manifest.admission.policy == "open":
         whole = standing.total(manifest, head.standings, head.roster) // max(1, manifest.standing.rounds)

@@ -158,8 +158,7 @@ def decide(state: RoundState, event: Input, moment: Moment) -> tuple[RoundState,
     match event:
         case Received(statement, live):
             state, effects = _receive(state, statement)
-            if not live:
-                state = _without(state, statement.peer)
+            state = state if live else _without(state, statement.peer)
         case Refused(peer, reason, detail):
             state = _refuse(state, peer, reason, detail)
         case Absent(peer):
@@ -417,7 +416,7 @@ def _progress(state: RoundState, moment: Moment) -> tuple[RoundState, list[Effec
         done = not _waiting(state, {name for name, _ in gathered.reports}) and bool(gathered.reports)
         return state, [Close(moment)] if late or done else []
     if _can_wake(state, moment):
-        return _without_ballot(state), [Close(moment)]
+        return replace(state, gathered=replace(state.gathered, ballot=None)), [Close(moment)]
     if gathered.ballot is not None:
         return state, [Close(moment)] if late or not _voteless(state) else []
     if gathered.contributions and (late or _all_contributed(state)):
@@ -459,21 +458,14 @@ def _complete(state: RoundState, wall_ms: int | None = None) -> Mapping[str, tup
 
 
 def _can_wake(state: RoundState, moment: Moment) -> bool:
-    """Fewer than min_clusters of the roster take part, and nobody comes back without a word; a roster-only commit brings it to so
-    many."""
+    """Return whether a commit that only changes the roster brings a run back to min_clusters clusters that take part."""
     wanted, staying = state.manifest.rounds.min_clusters, _staying(state)
     if len(staying) >= wanted or not state.clock.awaited:
         return False
     attestations = chain.valid_attestations(state.head, state.gathered.attested.values(), moment.wall_ms)
-    seating = chain.seats(
-        state.manifest, state.head, _noted(state, moment), attestations, state.absent, counting=False, built_on=b""
-    )
-    coming = {name for name in seating.clusters if name not in state.absent}
-    return len(staying | coming) >= wanted
-
-
-def _without_ballot(state: RoundState) -> RoundState:
-    return replace(state, gathered=replace(state.gathered, ballot=None))
+    noted = _noted(state, moment)
+    seating = chain.seats(state.manifest, state.head, noted, attestations, state.absent, counting=False, built_on=b"")
+    return len(staying | seating.clusters.keys()) >= wanted
 
 
 def _ask_for_ballot(state: RoundState) -> tuple[RoundState, list[Effect]]:

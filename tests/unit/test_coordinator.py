@@ -756,6 +756,31 @@ async def test_claim_of_a_peer_without_a_stream_does_not_begin_the_run(desk: Des
     assert identity(2).peer in desk.state.absent
 
 
+@pytest.mark.parametrize("state", ["their own", "the run's"])
+async def test_claims_of_peers_without_a_stream_have_no_part_in_genesis(desk: Desk, state: str):
+    """Four of them outvoted three live clusters with a state of their own, or had seats beside them."""
+    silent, live = (10, 11, 12, 13), (0, 1, 2)
+    for number in silent:
+        claim = desk.claim(number, state=digest("made up")) if state == "their own" else desk.claim(number)
+        assert (await desk.say(claim)).outcome is Outcome.ACCEPT
+    await desk.hear(*live)
+    for number in live:
+        assert (await desk.say(desk.claim(number))).outcome is Outcome.ACCEPT
+    assert set(desk.state.head.roster) == {identity(number).peer for number in live}
+
+
+async def test_claim_of_a_peer_without_a_stream_is_the_same_after_a_restart(desk: Desk):
+    """It came back as live, closed a round on paper, and the log forgot it and all that came after it."""
+    await desk.hear(0, 1)
+    for number in (0, 1, 2, 3):
+        assert (await desk.say(desk.claim(number))).outcome is Outcome.ACCEPT
+    before = set(desk.state.gathered.claims)
+    desk.service.chain.close()
+    desk.open()
+    assert set(desk.state.gathered.claims) == before
+    assert desk.state.head.round == 0
+
+
 def test_buckets_above_the_bound_forget_the_sender_that_called_longest_ago(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(limits, "KNOWN_PEERS", 2)
     buckets = service.Buckets(lambda: 0.0)

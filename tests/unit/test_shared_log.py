@@ -518,6 +518,7 @@ def test_every_input_is_read_as_it_was_written():
     attested = pb.Attestation(peer="p", nonce=digest("n"), kind="k", measurement="m", valid_until_ms=5)
     events: list[round.Input] = [
         round.Received(table.contribution(0)),
+        round.Received(table.contribution(1), live=False),
         round.Refused("p", pb.REASON_RATE, "why"),
         round.Absent("p"),
         round.Present("p"),
