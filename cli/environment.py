@@ -11,7 +11,7 @@ folders are separated as in PATH.
 import difflib
 import itertools
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import typer
@@ -44,9 +44,13 @@ class Root(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Raises ConfigError where the environment holds what is no option, or a file what an option does not take."""
         if "--help" not in ctx.args and any(map(_looks_like_one, os.environ)):
-            named = [name for name in self.commands if name in VERBS or _names_option_of(name, os.environ)]
-            options = itertools.chain.from_iterable(_options(self.commands[name], name) for name in named)
-            refuse_unknown(os.environ, {variable(verb, flag) for verb, flag, _ in options})
+            here = [name for name in self.commands if name in VERBS or name in ctx.args[:1]]
+            options = itertools.chain.from_iterable(_options(self.commands[name], name) for name in here)
+            others = tuple(
+                f"{PREFIX}{_upper(name)}_" for name in self.commands if name not in here
+            )  # plugins that are not loaded
+            environment = {name: value for name, value in os.environ.items() if not name.startswith(others)}
+            refuse_unknown(environment, {variable(verb, flag) for verb, flag, _ in options})
         try:
             return super().invoke(ctx)
         except typer.BadParameter as error:
@@ -59,11 +63,6 @@ def _name_variables(name: str, command: Any) -> None:
     for verb, flag, option in _options(command, name):
         option.envvar = variable(verb, flag)
         option.show_envvar = False  # the root's help has the rule
-
-
-def _names_option_of(verb: str, environment: Iterable[str]) -> bool:
-    """Return whether the environment may set an option of a verb: other plugins are not loaded."""
-    return any(name.startswith(f"{PREFIX}{_upper(verb)}_") for name in environment)
 
 
 def _looks_like_one(name: str) -> bool:

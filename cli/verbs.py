@@ -1,15 +1,19 @@
 """The verbs, and where each is found. One is loaded when it is said, or when all are listed: `dilocox status` comes up in half the
 time of `dilocox node`."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from importlib import import_module, metadata
 from typing import Any
 
 import typer
+from rich.markup import escape
 from typer.core import TyperCommand
 
 from dilocox.protocol.errors import ConfigError
+from dilocox.protocol.ids import printable
+from dilocox.transport.plugins import installed
 
 __all__ = ["PANELS", "VERBS", "Verbs", "listing", "plugins"]
 
@@ -92,17 +96,22 @@ PLUGINS = "dilocox.commands"
 """Group of entry points: each names a typer app, or a function, of an installed distribution."""
 
 
+PLUGIN_NAME = re.compile("[a-z][a-z0-9]*")
+"""Without a dash: the variables of its options then begin like those of no other command."""
+
+
 @cache
 def plugins() -> dict[str, metadata.EntryPoint]:
     """Return the commands of installed plugins by name. A name that the core has stays the core's."""
-    return {entry.name: entry for entry in metadata.entry_points(group=PLUGINS) if entry.name not in VERBS}
+    return {name: entry for name, entry in installed(PLUGINS).items() if name not in VERBS and PLUGIN_NAME.fullmatch(name)}
 
 
 def listing() -> dict[str, Any]:
     """Return a command for each verb that only its help line is taken of. A plugin's line is the summary of its distribution."""
     lines = [(panel, name, line) for panel, verbs in PANELS.items() for name, line in verbs.items()]
     for name, entry in plugins().items():
-        lines.append(("Plugins", name, entry.dist.metadata["Summary"] if entry.dist is not None else ""))
+        summary = (entry.dist.metadata["Summary"] if entry.dist is not None else "") or ""
+        lines.append(("Plugins", name, escape(printable(summary))))
     return {name: TyperCommand(name, help=line, short_help=line, rich_help_panel=panel) for panel, name, line in lines}
 
 
@@ -134,7 +143,9 @@ class Verbs(Mapping[str, Any]):
             return getattr(import_module(f"dilocox.cli.{module}"), attribute)
         entry = plugins()[name]
         try:
-            return entry.load()
+            if not callable(found := entry.load()):
+                raise TypeError(f"{entry.value} is no command")
+            return found
         except Exception as error:  # a plugin's code and its dependencies may raise anything
             where = entry.dist.name if entry.dist is not None else entry.value
             raise ConfigError(f"the plugin {where} cannot be loaded: {error}. Install it again, or uninstall it") from error

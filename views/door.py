@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client import CollectorRegistry
 
 from dilocox.protocol import limits
@@ -27,6 +28,20 @@ from dilocox.views.page import page
 __all__ = ["Door", "open_door"]
 
 log = logging.getLogger(__name__)
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Return whether a record is not of a malformed request, which any caller could fill the log with."""
+    error = record.exc_info[1] if record.exc_info else None
+    while error is not None:
+        if isinstance(error, (HttpProcessingError, web.RequestPayloadError)):
+            return False
+        error = error.__cause__
+    return True
+
+
+server_log = logging.getLogger("dilocox.api")
+server_log.addFilter(_is_ours)
 
 BACKLOG = 128
 """Who asks while one answers instead of the other waits so long."""
@@ -58,7 +73,7 @@ class Door:
         """`app` answers from now on, who did so no longer. Raises OSError."""
         app.middlewares.append(within_limits(self.connections))
         app.middlewares.append(own_address(self._host))
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        runner = web.AppRunner(app, access_log=None, logger=server_log, shutdown_timeout=1.0)
         await runner.setup()
         ours: list[socket.socket] = []
         try:

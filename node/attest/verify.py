@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from importlib.metadata import entry_points
 
 from dilocox.node.attest import nvidia, simulated, snp, tdx
 from dilocox.protocol.attestation import (
@@ -18,6 +17,7 @@ from dilocox.protocol.attestation import (
     deny_unexpected,
     gpu_nonce,
 )
+from dilocox.transport.plugins import installed
 
 __all__ = ["GROUP", "appraise", "verifiers", "verify_evidence"]
 
@@ -30,7 +30,7 @@ Verifier = Callable[[Evidence, int], Claims]
 
 @cache
 def plug_ins() -> dict[str, Verifier]:
-    return {point.name: point.load() for point in entry_points(group=GROUP)}
+    return {name: point.load() for name, point in installed(GROUP).items()}
 
 
 def verifiers(tcb_statuses: Sequence[str] = ("UpToDate",)) -> dict[str, Verifier]:

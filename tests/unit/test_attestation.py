@@ -535,8 +535,9 @@ def test_a_plug_in_adds_a_kind_but_replaces_none_of_ours(monkeypatch: pytest.Mon
 
     from dilocox.node.attest import verify
 
-    named = [EntryPoint(kind, "tests.unit.test_attestation:toy_verifier", verify.GROUP) for kind in ("toy", "simulated")]
-    monkeypatch.setattr(verify, "entry_points", lambda group: [point for point in named if point.group == group])
+    kinds = ("toy", "simulated")
+    named = {kind: EntryPoint(kind, "tests.unit.test_attestation:toy_verifier", verify.GROUP) for kind in kinds}
+    monkeypatch.setattr(verify, "installed", {verify.GROUP: named}.__getitem__)
     verify.plug_ins.cache_clear()
     try:
         assert verify_evidence(Evidence("toy", b"good"), NOW).measurement == ("aa" * 48,)

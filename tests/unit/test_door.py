@@ -201,7 +201,7 @@ async def test_a_daemon_is_asked_by_its_address_too():
     assert "for its coordinator" in told.output
     told = await run(["status", "--check", "--home", f"{door.url}/"])
     assert told.exit_code == 4
-    for verb in (["rounds"], ["events"], ["stages"], ["explain", "1"], ["peers"]):
+    for verb in (["rounds"], ["events"], ["peers", "--stages"], ["rounds", "1", "--why"], ["peers"]):
         told = await run([*verb, "--home", door.url])
         assert told.exit_code == 3, told.output
     await door.close()

@@ -4,7 +4,6 @@ import importlib.metadata
 import re
 import sys
 from collections.abc import Iterator
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -17,13 +16,28 @@ from dilocox.cli import verbs
 ROOT = Path(__file__).parents[2]
 
 
+class Installed:
+    """A distribution that is installed, with the text of its entry points."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def add(self, name: str, entry_points: str, summary: str = "A plugin.") -> None:
+        info = self._folder / f"{name}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\nSummary: {summary}\n")
+        (info / "entry_points.txt").write_text(entry_points)
+
+
 @pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[EntryPoint]]:
-    """The entry points that are installed; a test adds to them."""
-    found: list[EntryPoint] = []
-    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [entry for entry in found if entry.group == group])
+def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Installed]:
+    """No plugin is installed but those that a test adds."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    distributions = importlib.metadata.distributions
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda: distributions(path=[str(folder)]))
     verbs.plugins.cache_clear()
-    yield found
+    yield Installed(folder)
     verbs.plugins.cache_clear()
 
 
@@ -34,27 +48,49 @@ def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *w
     return left.value.code, capsys.readouterr().err
 
 
-def test_help_without_plugins_lists_the_core_alone(installed: list[EntryPoint]):
+def test_help_without_plugins_lists_the_core_alone(installed: Installed):
     shown = CliRunner().invoke(cli.app, ["--help"]).output
     assert "Plugins" not in shown
     assert set(get_command(cli.app).commands) == set(verbs.VERBS)  # type: ignore[attr-defined]
 
 
-def test_plugin_with_the_name_of_a_core_command_does_not_replace_it(installed: list[EntryPoint]):
-    installed.append(EntryPoint("status", "nowhere:app", verbs.PLUGINS))
+@pytest.mark.parametrize("name", ["status", "data-build", "node-", "Upper"])
+def test_plugin_whose_name_could_be_taken_for_a_core_command_is_not_found(installed: Installed, name: str):
+    installed.add("other", f"[{verbs.PLUGINS}]\n{name} = nowhere:app\n")
     assert not verbs.plugins()
 
 
-def test_plugin_that_cannot_be_loaded_is_a_sentence_and_harms_no_other_command(
-    installed: list[EntryPoint], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+@pytest.mark.parametrize(
+    ("entry_points", "summary"),
+    [
+        ("broken = no_such_module:app", "Some [red]text[/nothing]."),
+        ("broken = os:path", "A plugin."),
+        ("no entry point", "A plugin."),
+    ],
+)
+def test_broken_plugin_harms_no_core_command(
+    installed: Installed,
+    entry_points: str,
+    summary: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ):
-    installed.append(EntryPoint("broken", "no_such_module:app", verbs.PLUGINS))
-    assert "broken" in CliRunner().invoke(cli.app, ["--help"]).output
-    code, error = said(monkeypatch, capsys, "broken")
-    assert (code, "cannot be loaded" in error) == (2, True), error
+    installed.add("broken", f"[{verbs.PLUGINS}]\n{entry_points}\n", summary)
+    assert CliRunner().invoke(cli.app, ["--help"]).exit_code == 0
     monkeypatch.setenv("DILOCOX_NODE__THREADS", "2")
-    code, error = said(monkeypatch, capsys, "status", "--home", str(tmp_path))
-    assert (code, "not-running" in error) == (3, True), error
+    monkeypatch.setenv("DILOCOX_BROKEN__OPTION", "2")
+    if "=" in entry_points:
+        code, error = said(monkeypatch, capsys, "status", "--home", str(tmp_path))
+        assert (code, "not-running" in error) == (3, True), error
+
+
+def test_plugin_that_cannot_be_loaded_is_a_sentence(
+    installed: Installed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    installed.add("other", f"[{verbs.PLUGINS}]\nbroken = no_such_module:app\n")
+    code, error = said(monkeypatch, capsys, "broken")
+    assert (code, "the plugin other cannot be loaded" in error) == (2, True), error
 
 
 def test_core_imports_no_plugin():
