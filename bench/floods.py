@@ -79,6 +79,7 @@ FLOODS = [
     Flood("calls, connected again", "calls", GET_RUN, again=True),
     Flood("headers without an end", "headers", GET_RUN),
     Flood("headers without an end after a call", "headers after a call", GET_RUN),
+    Flood("headers without an end beside an open call", "headers beside a call", GET_RUN),
     Flood("messages without an end", "messages", SUBMIT, again=True, growth=UNFINISHED_BYTES, left=UNFINISHED_LEFT_BYTES),
     Flood("HTTP requests", "http"),
     Flood("HTTP requests, connected again", "http", again=True),
@@ -132,7 +133,11 @@ def _send(connection: socket.socket, data: bytes, ends: float) -> bool:
 
 def _send_headers(flood: Flood, address: str, ends: float) -> int:
     """Send headers without an end on many connections at once; return the MiB that were taken."""
-    first = http2.call(flood.path, 1) if flood.kind != "headers" else b""
+    first = {
+        "headers": b"",
+        "headers after a call": http2.call(flood.path, 1),
+        "headers beside a call": http2.headers(flood.path, 1),
+    }[flood.kind]
     frame, sent = http2.continuation(3), 0
     connections = []
     for _ in range(CONNECTIONS):

@@ -291,8 +291,12 @@ UNACCOUNTED_BYTES_OF_CALLS = MESSAGE_BYTES + UNACCOUNTED_BYTES
 UNACCOUNTED_BYTES_KNOWN = 64 * MIB
 """And a known peer's: it pushes one blob at a time to a relay, and this is the window of a stream at 10 Gbit/s over 50 ms."""
 
-UNACCOUNTED_BYTES_OF_NETWORK = MESSAGE_BYTES + MIB
-"""And all connections of unknown peers in one network; beyond it the heaviest are shut down."""
+UNACCOUNTED_BYTES_OF_SILENT = MIB
+"""And all connections of unknown peers in one network that have no call under way: 60 handshakes are 240 KiB."""
+
+UNACCOUNTED_BYTES_OF_NETWORK = 2 * MESSAGE_BYTES
+"""And all connections of unknown peers in one network, which may be joiners behind one router that upload evidence at once. Calls
+under way with their replies may hold as much. Beyond it connections are shut down."""
 
 UNACCOUNTED_BYTES_AHEAD = MIB
 """Most that calls and acknowledgements may account for ahead of what arrives."""

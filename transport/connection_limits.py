@@ -25,10 +25,12 @@ IDLE_SECONDS, LOOK_SECONDS, SOON_SECONDS = 0.1, 0.025, 0.005
 than `SOON_BYTES`. At 1 Gbit/s the last is 0.6 MiB."""
 LOOK_SHARE, SOON_SHARE = 0.05, 0.25
 """Most of a core that the looks may take, the last while connections hold more than `SOON_BYTES`; beyond, the pauses grow."""
-QUIET_BYTES = 2 * limits.CALL_HEADER_BYTES
-"""Bytes of a connection that stays where its network holds too much: the headers of a call, and the call."""
+LONGEST_SECONDS = 0.2
+"""And so far: in a longer pause one address could fill the server with connections."""
+QUIET_BYTES = 4 << 10
+"""Bytes that nothing accounts for on a connection that stays where its network sent too much: a TLS handshake."""
 SOON_BYTES = 256 << 10
-"""Bytes that connections of unknown peers hold, above which the next look is soon."""
+"""Bytes on connections of unknown peers that nothing accounts for, above which the next look is soon."""
 TRIM_BYTES = 4 << 20
 TRIM_CONNECTIONS = 16
 """Freed memory returns to the system once so much was received on connections that closed, or once so many closed."""
@@ -45,10 +47,12 @@ class _Connection:
     opened_at: float
     looked_at: float
     calls: TokenBucket
-    called: bool = False
-    """True once a call of it ran."""
+    called_at: float | None = None
+    """Time of its newest call that ran."""
     running: int = 0
-    """Calls under way."""
+    """Calls under way, and those whose reply is not sent yet."""
+    replies: int = 0
+    """Bytes of replies to them that are not sent yet."""
     refused: int = 0
     """Calls refused, less those that were not."""
     peer: str = ""
@@ -64,8 +68,13 @@ class _Connection:
 
     @property
     def weight(self) -> int:
-        """Bytes that nothing accounts for, and those that calls under way take."""
-        return max(0, self.unaccounted) + self.running * limits.CALL_HEADER_BYTES
+        """Bytes that calls under way take, and replies that are not sent yet."""
+        return self.running * limits.CALL_HEADER_BYTES + self.replies
+
+    @property
+    def excess(self) -> int:
+        """Bytes that nothing accounts for."""
+        return max(0, self.unaccounted)
 
 
 @dataclass
@@ -97,13 +106,19 @@ class ConnectionTable:
             return None
         connection.refused = max(0, connection.refused - 1)
         connection.accounted += limits.CALL_HEADER_BYTES
-        connection.called = True
+        connection.called_at = now
         return seconds
 
-    def run(self, endpoint: Endpoint, calls: int) -> None:
-        """Note that so many more calls of a connection are under way; -1: that one ended."""
+    def run(self, endpoint: Endpoint, calls: int, reply: int = 0) -> None:
+        """Note that so many more calls of a connection are under way, or with -1 that one ended; and so many bytes of a reply."""
         if (connection := self._connections.get(endpoint)) is not None:
             connection.running = max(0, connection.running + calls)
+            connection.replies = max(0, connection.replies + reply)
+
+    def holds(self, endpoint: Endpoint) -> int:
+        """Return the bytes that calls of a connection take, and replies that are not sent yet."""
+        connection = self._connections.get(endpoint)
+        return connection.weight if connection is not None else 0
 
     def account(self, endpoint: Endpoint, size: int) -> None:
         """Account for a request's bytes, which a handler has now."""
@@ -137,10 +152,10 @@ class ConnectionTable:
 
     def pause(self, took: float) -> float:
         """Return the seconds until the next look, where the last took so many."""
-        held = [connection.weight for connection in self._connections.values() if not connection.peer]
-        if sum(held) > SOON_BYTES:
-            return max(SOON_SECONDS, took / SOON_SHARE)
-        return max(LOOK_SECONDS if held else IDLE_SECONDS, took / LOOK_SHARE)
+        excess = [connection.excess for connection in self._connections.values() if not connection.peer]
+        if sum(excess) > SOON_BYTES:
+            return min(LONGEST_SECONDS, max(SOON_SECONDS, took / SOON_SHARE))
+        return min(LONGEST_SECONDS, max(LOOK_SECONDS if excess else IDLE_SECONDS, took / LOOK_SHARE))
 
     def _beyond(self, here: Mapping[Endpoint, _Connection]) -> list[Endpoint]:
         found = {
@@ -180,42 +195,58 @@ class ConnectionTable:
         """Order networks where this daemon has no room: the one with the most connections gives one first. Of equal ones those
         that do not call, the oldest first; then those that call, the newest first. So idle ones keep no newcomer out."""
         last = self._connections[ranked[-1]]
-        return -len(ranked), last.called, -last.number if last.called else last.number
+        calls = last.called_at is not None
+        return -len(ranked), calls, -last.number if calls else last.number
 
     def _ranked(self, group: list[Endpoint]) -> list[Endpoint]:
         """Order connections by their right to stay. Half of the places are for the oldest that call: a flood of new connections
-        ends none of them. The other half are for the newest that have not called yet: idle ones keep no newcomer out."""
+        ends none of them. The other half are for the newest that have not called yet, then for those that called last: idle ones
+        keep no newcomer out."""
         half = self.per_address // 2
         group = sorted(group, key=lambda endpoint: self._connections[endpoint].number)
-        calling = [endpoint for endpoint in group if self._connections[endpoint].called]
-        silent = [endpoint for endpoint in reversed(group) if not self._connections[endpoint].called]
-        return [*calling[:half], *silent[:half], *calling[half:], *silent[half:]]
+        calling = [endpoint for endpoint in group if self._connections[endpoint].called_at is not None]
+        silent = [endpoint for endpoint in reversed(group) if self._connections[endpoint].called_at is None]
+        newer = sorted(calling[half:], key=lambda endpoint: self._connections[endpoint].called_at or 0.0, reverse=True)
+        return [*calling[:half], *silent[:half], *newer, *silent[half:]]
 
     def _heavy(self, unknown: Mapping[Endpoint, _Connection]) -> set[Endpoint]:
-        """Return the connections of each network that holds too much, and the heaviest of the heaviest networks where all hold too
-        much."""
-        if sum(each.weight for each in unknown.values()) <= limits.UNACCOUNTED_BYTES_OF_NETWORK:
+        """Return the connections of networks that sent or hold too much, and the heaviest where all networks together do."""
+        if sum(each.excess + each.weight for each in unknown.values()) <= limits.UNACCOUNTED_BYTES_OF_SILENT:
             return set()
-        groups: defaultdict[str, list[Endpoint]] = defaultdict(list)
-        for endpoint, each in sorted(unknown.items(), key=lambda item: item[1].weight):
-            groups[each.network].append(endpoint)
+        networks: defaultdict[str, list[Endpoint]] = defaultdict(list)
+        for endpoint, each in unknown.items():
+            networks[each.network].append(endpoint)
         found: set[Endpoint] = set()
-        left: list[tuple[int, list[Endpoint]]] = []
-        for group in groups.values():
-            weight = sum(unknown[endpoint].weight for endpoint in group)
-            if weight > limits.UNACCOUNTED_BYTES_OF_NETWORK:  # all that take part: else the rest is over it at the next look
-                while group and unknown[group[-1]].weight > QUIET_BYTES:
-                    found.add(endpoint := group.pop())
-                    weight -= unknown[endpoint].weight
-            left.append((-weight, group))
+        for group in networks.values():
+            silent = [endpoint for endpoint in group if not unknown[endpoint].running]
+            for part, most in (
+                (silent, limits.UNACCOUNTED_BYTES_OF_SILENT),
+                (group, limits.UNACCOUNTED_BYTES_OF_NETWORK),
+            ):
+                # All that take part: gRPC works off what it read, and meanwhile the rest would send on.
+                if sum(unknown[endpoint].excess for endpoint in part) > most:
+                    found.update(endpoint for endpoint in part if unknown[endpoint].excess > QUIET_BYTES)
+            kept = sorted((e for e in group if e not in found), key=lambda endpoint: unknown[endpoint].weight)
+            weight = sum(unknown[endpoint].weight for endpoint in kept)
+            while weight > limits.UNACCOUNTED_BYTES_OF_NETWORK:
+                found.add(heaviest := kept.pop())
+                weight -= unknown[heaviest].weight
+        return found | self._heaviest({endpoint: each for endpoint, each in unknown.items() if endpoint not in found})
+
+    def _heaviest(self, unknown: Mapping[Endpoint, _Connection]) -> set[Endpoint]:
+        """Return the heaviest connections of the heaviest networks, until the rest is within the limit of all unknown peers."""
+        groups: defaultdict[str, list[Endpoint]] = defaultdict(list)
+        sizes = {endpoint: each.excess + each.weight for endpoint, each in unknown.items()}
+        for endpoint in sorted(sizes, key=lambda endpoint: sizes[endpoint]):
+            groups[unknown[endpoint].network].append(endpoint)
+        left = [(-sum(sizes[endpoint] for endpoint in group), group) for group in groups.values()]
         heapq.heapify(left)
-        total = -sum(weight for weight, _ in left)
+        total, found = sum(sizes.values()), set[Endpoint]()
         while total > limits.UNACCOUNTED_BYTES_OF_UNKNOWN:
-            weight, group = left[0]
-            endpoint = group.pop()
-            found.add(endpoint)
-            total -= unknown[endpoint].weight
-            heapq.heapreplace(left, (weight + unknown[endpoint].weight, group))
+            size, group = left[0]
+            found.add(heaviest := group.pop())
+            total -= sizes[heaviest]
+            heapq.heapreplace(left, (size + sizes[heaviest], group))
         return found
 
     def _connection(self, endpoint: Endpoint, now: float) -> _Connection:
@@ -248,7 +279,7 @@ def _bucket(buckets: OrderedDict[str, TokenBucket], key: str, rate: tuple[float,
 
 def trim_memory() -> None:
     """Collect garbage, and return freed memory to the system where the C library can. Blocking."""
-    gc.collect()  # calls that ended with their connection lie in cycles
+    gc.collect(1)  # calls that ended with their connection lie in cycles, and are young
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -6,26 +6,23 @@ For a request that does not parse gRPC would answer "unexpected" and log a trace
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager
-from functools import partial
-from typing import Any
+from contextlib import aclosing
+from typing import Any, cast
 
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
 from dilocox.protocol.errors import RemoteError
-from dilocox.transport.addresses import endpoint_of
+from dilocox.transport.addresses import Endpoint, endpoint_of
 from dilocox.transport.callers import Callers
-from dilocox.transport.connection_limits import ConnectionLimits
+from dilocox.transport.connection_limits import ConnectionLimits, ConnectionTable
 from dilocox.transport.traffic import Traffic
 
 __all__ = ["WellFormed"]
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Continue = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
-Account = Callable[[int], None]
-"""Called with the size of each request, in bytes."""
 
 
 class WellFormed(grpc.aio.ServerInterceptor):
@@ -49,27 +46,23 @@ class WellFormed(grpc.aio.ServerInterceptor):
         behaviour = handler.stream_stream or call.only_request(handler.unary_stream)
         return grpc.stream_stream_rpc_method_handler(call.guarded(behaviour), None, write)
 
-    @asynccontextmanager
-    async def admitted(self, context: Context) -> AsyncIterator[Account]:
-        """Take the call from its caller's budget, and give what accounts for its bytes. Ends the call where none is left."""
+    async def admit(self, context: Context) -> "_Admitted":
+        """Take the call from its caller's budget. Ends the call where none is left."""
         endpoint = endpoint_of(context.peer())
         if endpoint is None:
-            yield lambda size: None
-            return
+            return _Admitted()
         table = self._connections.table
         peer = self._callers.remembered(context) if self._callers is not None else ""
         seconds = table.admit(endpoint, peer if peer and self._connections.is_known(peer) else "")
         if seconds is None:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls: wait, and call less often")
-        table.run(endpoint, 1)
-        try:
-            if seconds:
-                await asyncio.sleep(seconds)
-            if not peer:  # within the budget a signature may be verified
-                table.trust(endpoint, self._verified(context))
-            yield partial(table.account, endpoint)
-        finally:
-            table.run(endpoint, -1)
+        call = _Admitted(table, endpoint)
+        context.add_done_callback(cast("Any", call.end))  # after its reply was sent, which a caller that reads nothing delays
+        if seconds:
+            await asyncio.sleep(seconds)
+        if not peer:  # within the budget a signature may be verified
+            table.trust(endpoint, self._verified(context))
+        return call
 
     def _verified(self, context: Context) -> str:
         """Verify the caller's credential, and return its peer id; empty where the run does not know it."""
@@ -78,6 +71,32 @@ class WellFormed(grpc.aio.ServerInterceptor):
         except RemoteError:  # the handler ends the call
             return ""
         return peer if peer and self._connections.is_known(peer) else ""
+
+
+class _Admitted:
+    """A call under way, in the table of connections."""
+
+    def __init__(self, table: ConnectionTable | None = None, endpoint: Endpoint | None = None) -> None:
+        """Without a table nothing is counted: the caller has no TCP address."""
+        self._table, self._endpoint, self._reply = table, endpoint, 0
+        self._run(1)
+
+    def request(self, size: int) -> None:
+        """Account for the bytes of a request."""
+        if self._table is not None and self._endpoint is not None:
+            self._table.account(self._endpoint, size)
+
+    def reply(self, size: int) -> None:
+        """Count the bytes of a reply until the call ends."""
+        self._reply += size
+        self._run(0, size)
+
+    def end(self, context: Any) -> None:
+        self._run(-1, -self._reply)
+
+    def _run(self, calls: int, reply: int = 0) -> None:
+        if self._table is not None and self._endpoint is not None:
+            self._table.run(self._endpoint, calls, reply)
 
 
 class _Filter:
@@ -89,9 +108,9 @@ class _Filter:
     def guarded(self, behaviour: Any) -> Any:
         """Return a handler of a stream of raw requests, which admits the call and parses them."""
 
-        async def parsed(requests: AsyncIterator[bytes], account: Account, context: Context) -> AsyncIterator[Message]:
+        async def parsed(requests: AsyncIterator[bytes], call: _Admitted, context: Context) -> AsyncIterator[Message]:
             async for raw in requests:
-                account(len(raw))
+                call.request(len(raw))
                 try:
                     message = self._parse(raw)
                 except DecodeError:
@@ -100,14 +119,15 @@ class _Filter:
                 yield message
 
         async def replying(requests: AsyncIterator[bytes], context: Context) -> Any:
-            async with self._filter.admitted(context) as account:
-                return await behaviour(parsed(requests, account, context), context)
+            call = await self._filter.admit(context)
+            reply = await behaviour(parsed(requests, call, context), context)
+            if reply is not None:
+                call.reply(reply.ByteSize())
+            return reply
 
         async def yielding(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[Message]:
-            async with (
-                self._filter.admitted(context) as account,
-                aclosing(behaviour(parsed(requests, account, context), context)) as replies,
-            ):
+            call = await self._filter.admit(context)
+            async with aclosing(behaviour(parsed(requests, call, context), context)) as replies:
                 async for reply in replies:
                     yield reply
 
