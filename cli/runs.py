@@ -97,7 +97,7 @@ def _row(seat: Seat) -> list[str]:
     kinds = f", {' or '.join(manifest.attestation.kinds)}" if manifest.attestation.kinds else ""
     return [
         printable(manifest.run.name),
-        f"{model.family} {model.layers}×{model.hidden_size}",
+        f"{model.config.model_type} {model.config.num_hidden_layers}×{model.config.hidden_size}",
         f"{manifest.rounds.count:,}",
         f"{manifest.admission.policy}{kinds}",
         "on a chain" if manifest.settlement is not None else "",

@@ -18,11 +18,11 @@ from dilocox.protocol.allowed import faults, raise_all
 from dilocox.protocol.crypto import sha256, verify
 from dilocox.protocol.errors import ConfigError, RemoteError
 from dilocox.protocol.ids import key_of_peer, peer_id, several
-from dilocox.protocol.model import Count, Lora, Model, Positive, RopeScaling, Section
+from dilocox.protocol.model import Count, Lora, Model, Positive, Section
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.tensors import phase_bytes
 
-__all__ = ["NAME", "RUN_NAME", "Data", "Lora", "Manifest", "Model", "RopeScaling", "RunFileError", "Schedule"]
+__all__ = ["NAME", "RUN_NAME", "Data", "Lora", "Manifest", "Model", "RunFileError", "Schedule"]
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Beta = Annotated[float, Field(ge=0, lt=1)]

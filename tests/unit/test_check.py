@@ -36,27 +36,27 @@ from tests.helpers import COORDINATOR, identity, manifest
 from tests.unit.test_private import private_run
 
 WRONG = [
-    ("model", "vocabulary_size", "0"),
-    ("model", "vocabulary_size", "256.5"),
-    ("model", "vocabulary_size", "true"),
-    ("model", "vocabulary_size", "100"),
-    ("model", "vocabulary_size", "255"),
-    ("model", "hidden_size", "126"),
-    ("model", "hidden_size", "-128"),
-    ("model", "hidden_size", '"128"'),
-    ("model", "intermediate_size", "0"),
-    ("model", "layers", "0"),
-    ("model", "layers", "100000"),
-    ("model", "heads", "3"),
-    ("model", "kv_heads", "3"),
-    ("model", "head_dim", "33"),
+    ("model.config", "vocab_size", "0"),
+    ("model.config", "vocab_size", "256.5"),
+    ("model.config", "vocab_size", "true"),
+    ("model.config", "vocab_size", "100"),
+    ("model.config", "vocab_size", "255"),
+    ("model.config", "hidden_size", "126"),
+    ("model.config", "hidden_size", "-128"),
+    ("model.config", "hidden_size", '"128"'),
+    ("model.config", "intermediate_size", "0"),
+    ("model.config", "num_hidden_layers", "0"),
+    ("model.config", "num_hidden_layers", "100000"),
+    ("model.config", "num_attention_heads", "3"),
+    ("model.config", "num_key_value_heads", "3"),
+    ("model.config", "head_dim", "33"),
     ("model", "sequence_length", "0"),
-    ("model", "max_positions", "16"),
-    ("model", "sliding_window", "64"),
+    ("model.config", "max_position_embeddings", "16"),
+    ("model.config", "sliding_window", "64"),
     ("model", "stages", "9"),
     ("model", "stages", "0"),
-    ("model", "family", '"gpt"'),
-    ("model", "rope_theta", "0"),
+    ("model.config", "model_type", '"gpt"'),
+    ("model.config", "rope_parameters", "{ rope_theta = 0 }"),
     ("model", "initial", '"abc"'),
     ("model", "seeed", "1"),
     ("data", "digest", '"00"'),
@@ -142,8 +142,12 @@ def test_check_of_a_model_changed_after_init_says_its_new_initial_state(right: P
 
 def spoiled(text: str, section: str, key: str, value: str) -> tuple[str, int]:
     """(the run file with this value, its line)."""
-    lines = [line for line in text.splitlines() if not line.startswith(f"{key} =") or section not in ("model", "training")]
-    at = lines.index(f"[{section}]") if f"[{section}]" in lines else len(lines)
+    lines = [
+        line
+        for line in text.splitlines()
+        if not line.startswith(f"{key} =") or section not in ("model", "model.config", "training")
+    ]
+    at = next((number for number, line in enumerate(lines) if line.startswith(f"[{section}]")), len(lines))
     after = next((number for number in range(at + 1, len(lines)) if lines[number].startswith("[")), len(lines))
     kept = [line for line in lines[at + 1 : after] if line.split("=")[0].strip() != key]
     lines[at:after] = [f"[{section}]", f"{key} = {value}", *kept]

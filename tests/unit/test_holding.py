@@ -34,7 +34,7 @@ from dilocox.transport.rpc import ChannelPool, create_server, push_blob
 from tests.helpers import Table, digest, identity, manifest
 from tests.peers import PATIENCE_SECONDS, Peer, meeting
 
-RUN = manifest(rounds={"count": 100}, model={"vocabulary_size": 4096, "hidden_size": 256, "intermediate_size": 1024})
+RUN = manifest(rounds={"count": 100}, model={"vocab_size": 4096, "hidden_size": 256, "intermediate_size": 1024})
 BIG = os.urandom(limits.CHUNK_BYTES + 4321)
 
 

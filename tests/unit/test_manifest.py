@@ -59,7 +59,7 @@ def test_no_field_of_a_manifest_names_a_file(path: tuple[str, ...]):
 LORA = {"rank": 2, "alpha": 4.0, "base": "00" * 32}
 
 
-@pytest.mark.parametrize("model", [{}, {"lora": LORA, "layers": 5}], ids=["whole", "adapters"])
+@pytest.mark.parametrize("model", [{}, {"lora": LORA, "num_hidden_layers": 5}], ids=["whole", "adapters"])
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_what_all_stages_have_is_told_without_a_look_at_where_they_end(model: dict, optimizer: str):
     """That takes seconds for a model of the most layers, and strangers send manifests: to the market thousands."""
@@ -152,9 +152,9 @@ def test_unknown_keys_fail_with_the_nearest_name():
 
 
 def test_unknown_keys_of_a_table_that_may_lack_fail_with_the_nearest_name():
-    scaling = 'rope_scaling = { rope_type = "linear", facter = 2.0 }'
-    text = render_preset("tiny", "a-run", "00" * 32).replace("[model]", f"[model]\n{scaling}", 1)
-    with pytest.raises(ConfigError, match=r"model\.rope_scaling\.facter: no such key; did you mean factor"):
+    rope = 'rope_parameters = { rope_type = "linear", facter = 2.0 }\n'
+    text = render_preset("tiny", "a-run", "00" * 32).replace("hidden_size", f"{rope}hidden_size", 1)
+    with pytest.raises(ConfigError, match=r"model\.config\.rope_parameters\.facter: no such key; did you mean factor"):
         Manifest.from_toml(text)
 
 
