@@ -36,9 +36,6 @@ VERBS = {
     "plan": "plan.plan",
     "verify": "verify.verify",
     "shares": "shares.shares",
-    "runs": "runs.runs",
-    "offer": "offer.offer",
-    "hire": "hire.hire",
     "export": "export.export",
     "generate": "generate.generate",
     "data": "data.app",
@@ -82,11 +79,6 @@ PANELS: dict[str, dict[str, str]] = {
         "appoint": "Appoint another coordinator.",
         "attest": "Make and check hardware evidence.",
         "shares": "Ask peers for erasure shards, and restore from them.",
-    },
-    "Market": {
-        "runs": "List runs that look for machines.",
-        "offer": "Offer this machine to runs.",
-        "hire": "List machines that may be hired, and allow them.",
     },
 }
 """The root's help by panel: written here, so that listing all verbs loads none of them."""

@@ -387,7 +387,7 @@ class Manifest(Section):
         if self.model.lora is not None and self.compression.codec == "lowrank-int4":
             yield 'model.lora and lowrank-int4: adapters are of low rank already; set compression.codec = "int4"'
         founders = frozenset(self.admission.allow)
-        # An allow-list grows name by name (`dilocox hire`): `check` and the coordinator judge that one.
+        # An allow-list grows name by name (`dilocox market hire`): `check` and the coordinator judge that one.
         if self.admission.policy == "open" and 0 < len(founders) < self.rounds.start_clusters:
             yield (
                 f"admission.allow names {several(len(founders), 'founder')}, and the first round waits for"

@@ -10,7 +10,6 @@ from pydantic import BaseModel, ValidationError
 
 from bench.study.design import ARMS, CODECS, INNERS, OVERLAPS, Cell
 from bench.study.report import DENSE, DENSE_LONG, SPARSE, default
-from dilocox.cli.hire import with_allowed
 from dilocox.cli.init import preset_names, render_preset
 from dilocox.node.plan import DELAY_COST
 from dilocox.protocol.errors import ConfigError, RemoteError
@@ -272,10 +271,10 @@ def test_bounds_that_bound_nothing_or_all_are_refused(section: str, key: str, va
 
 def test_a_run_file_that_no_peer_would_take_is_refused_where_it_is_read():
     names = [identity(number).peer for number in range(1500)]
-    text = with_allowed(render_preset("tiny", "t", "00" * 32), names[:800])
-    assert Manifest.from_toml(text).admission.allow == tuple(names[:800])
+    text = render_preset("tiny", "t", "00" * 32) + '\n[admission]\npolicy = "allow-list"\nallow = '
+    assert Manifest.from_toml(text + json.dumps(names[:800])).admission.allow == tuple(names[:800])
     with pytest.raises(RunFileError, match="no peer takes more"):
-        Manifest.from_toml(with_allowed(text, names))
+        Manifest.from_toml(text + json.dumps(names))
 
 
 def test_a_canonical_manifest_holds_no_null_and_all_that_admission_decides():
