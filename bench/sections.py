@@ -15,8 +15,8 @@ def model_section(changes: Mapping[str, Any], base: Mapping[str, Any] | None = N
     """Return [model] with some keys changed; keys of a Hugging Face config go into [model.config]. A value of `base` that followed
     from one that is changed follows again."""
     base = base or {}
-    theirs = {key: value for key, value in changes.items() if key in Config.model_fields}
-    ours = {key: value for key, value in changes.items() if key not in theirs}
+    theirs = {key: value for key, value in changes.items() if key in Config.model_fields} | changes.get("config", {})
+    ours = {key: value for key, value in changes.items() if key not in Config.model_fields}
     config = {key: value for key, value in base.get("config", {}).items() if not FOLLOWS.get(key, frozenset()) & changes.keys()}
     return {**base, **ours, "config": {**config, **theirs}}
 

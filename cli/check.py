@@ -47,7 +47,7 @@ from dilocox.transport.health import base_folder
 __all__ = ["check"]
 
 MARKS = {Level.FINE: ("ok", "green"), Level.ODD: ("odd", "yellow"), Level.WRONG: ("wrong", "bold red")}
-FOLDERS = {Role.NODE: "node", Role.HOLDER: "holder", Role.ARCHIVE: "archive"}
+FOLDERS = {Role.NODE: "node", Role.RELAY: "relay", Role.ARCHIVE: "archive"}
 """Without --home: where each of them keeps its own."""
 SAID = ("COMMANDLINE", "ENVIRONMENT")
 """Where an option comes from that somebody said, as click names it."""

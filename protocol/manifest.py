@@ -50,10 +50,10 @@ class Run(Section):
     coordinator: str | None = None
     """Peer id whose signature makes the run's commits; default: the owner's."""
 
-    holders: Annotated[tuple[str, ...], Field(max_length=limits.HOLDERS)] = ()
-    """Peer ids of those who keep payloads and states for who cannot be dialled, and train nothing: `dilocox hold`."""
+    relays: Annotated[tuple[str, ...], Field(max_length=limits.HOLDERS)] = ()
+    """Peer ids of relays, which store data for peers that are not reachable and train nothing: `dilocox relay`."""
 
-    @field_validator("coordinator", "holders")
+    @field_validator("coordinator", "relays")
     @classmethod
     def _are_peers(cls, value: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
         _peers((value,) if isinstance(value, str) else value or ())
@@ -456,7 +456,7 @@ class Manifest(Section):
         if self.admission.public_read:
             return True
         is_open = self.admission.policy == "open"
-        named = (self.owner, self.coordinator, *self.run.holders, *self.admission.allow)
+        named = (self.owner, self.coordinator, *self.run.relays, *self.admission.allow)
         return bool(peer) and (is_open or peer in named)
 
     @property

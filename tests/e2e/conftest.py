@@ -221,7 +221,7 @@ def build(
     for line, instead in (changes or {}).items():
         assert f"\n{line}\n" in run
         run = run.replace(f"\n{line}\n", f"\n{instead}\n")
-    run = run.replace("[model]", f"holders = {list(holders)}\n[model]", 1)
+    run = run.replace("[model]", f"relays = {list(holders)}\n[model]", 1)
     arguments = ["--devices", "2", "--threads", "1", "--step-seconds", "0.1", *options]  # two cores for many daemons
     key = (folder / "e2e.key").read_bytes()
     testnet = Testnet.create(folder / "t", run.encode(), key, nodes, arguments, stdlib().folder, boxes, lines)

@@ -33,7 +33,7 @@ SAID = (
     "check run.toml",
     "coordinator run.toml --home c --no-dht",
     f"node --join {LINK} --home n --no-dht",
-    f"hold --join {LINK} --home n --no-dht",
+    f"relay --join {LINK} --home n --no-dht",
     f"archive --join {LINK} --home n --archive store --no-dht",
     f"appoint {identity(0).peer} run.toml --home home/node",
     "pause --home home/node",
@@ -66,7 +66,7 @@ SAID = (
     "testnet start node-1 --folder testnet",
     "testnet down --folder testnet",
     f"attest peer {identity(0).peer} --home home/node",
-    "attest self --simulated --simulated-measurement text.txt",
+    "attest peer self --simulated --simulated-measurement text.txt",
     "attest verify --kind tdx --blob text.txt",
 )
 EXTRA = {"zerog store", "zerog restore", "zerog retrieve", "market runs", "market announce"}

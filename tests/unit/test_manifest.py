@@ -230,7 +230,7 @@ def test_who_may_read_before_it_is_on_the_roster():
         ("allow-list", False, False, False),
     ):
         admission = {"policy": policy, "allow": [listed]} | ({} if public is None else {"public_read": public})
-        run = manifest(admission=admission, run={"holders": [holder]}, rounds={"min_clusters": 1, "start_clusters": 1})
+        run = manifest(admission=admission, run={"relays": [holder]}, rounds={"min_clusters": 1, "start_clusters": 1})
         assert (run.may_read(stranger), run.may_read("")) == (strangers, nameless), (policy, public)
         assert all(map(run.may_read, (listed, holder, run.coordinator, run.owner)))
 
