@@ -24,10 +24,10 @@ from dilocox.node.memory import fullest_device, host_bytes
 from dilocox.protocol import auditing, events, limits
 from dilocox.protocol.auditing import Audit, Result
 from dilocox.protocol.chain import taken
+from dilocox.protocol.checks.audits import Audited, audits_of
 from dilocox.protocol.corpus import Corpus, order_of
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import LocalError, RemoteError
-from dilocox.protocol.facts import Audited
 from dilocox.protocol.ids import short
 from dilocox.protocol.ledger import Lease
 from dilocox.protocol.manifest import Manifest
@@ -155,7 +155,7 @@ class Auditor:
         try:
             while self._manifest.audit.segments:
                 head = self._chain.head
-                for audit in auditing.duties(head.audits, head.round, self._us.identity.peer):
+                for audit in auditing.duties(audits_of(head), head.round, self._us.identity.peer):
                     if audit.name not in done and audit.name not in self._duties:
                         duty = self._duties[audit.name] = _Duty(audit)
                         duty.work = asyncio.create_task(self._audit(duty), name=f"audit {short(audit.cluster)}")

@@ -18,6 +18,7 @@ from dilocox.node.privacy import Account
 from dilocox.node.starts import Starts, state_blob
 from dilocox.protocol import events, member
 from dilocox.protocol.chain import taken
+from dilocox.protocol.checks.scores import Scored
 from dilocox.protocol.errors import LocalError, RemoteError
 from dilocox.protocol.facts import Verdict
 from dilocox.protocol.ids import several
@@ -105,7 +106,7 @@ class Generations:
         self._keeping.judged(contribution.body)
         return await self._team.judge(contribution, base, rank_or_k)
 
-    def score(self, asked: member.Score) -> None:
+    def score(self, asked: member.Measure) -> None:
         """Have the workers measure what a contribution does to the loss, when they can. Who has not started is asked again when it
         has the state: its first command is its start."""
         if not self._crew.started:
@@ -213,7 +214,7 @@ class Generations:
                 case "scored":
                     found = event.scored
                     score = Score(found.before, found.after, found.cosine, tuple(found.sketch), tuple(found.own))
-                    self._hear(member.Scored(found.contribution, score))
+                    self._hear(Scored(found.contribution, score))
                 case "failed":
                     log.error("a stage worker failed: %s", event.failed)
                     self._end_generation(event.failed)

@@ -8,6 +8,7 @@ from dilocox.node.holding import Holding
 from dilocox.node.marks import merged
 from dilocox.node.starts import BOUNDARIES_KEPT, Starts
 from dilocox.protocol import auditing
+from dilocox.protocol.checks.audits import audits_of
 from dilocox.protocol.head import Head
 from dilocox.protocol.messages import canonical
 from dilocox.protocol.pb import messages_pb2 as pb
@@ -117,7 +118,7 @@ class Keeping:
             del self._marks[round]
             self._documents.pop(round, None)
         for round, parts in self._marks.items():
-            needed = (auditing.needed(head.audits, head.round, self._cluster, round, part.marks) for part in parts)
+            needed = (auditing.needed(audits_of(head), head.round, self._cluster, round, part.marks) for part in parts)
             states = set[bytes]().union(*needed)
             keep |= states | ({self._documents[round]} if states and round in self._documents else set())
         newest = self._marks[max(self._marks)] if self._marks else []

@@ -12,8 +12,8 @@ from dilocox.node.restoring import Due, Restorer
 from dilocox.node.sharing import named_by
 from dilocox.protocol import sampling
 from dilocox.protocol.chain import holders, taken
+from dilocox.protocol.checks.availability import Sampled
 from dilocox.protocol.errors import ConfigError, RemoteError
-from dilocox.protocol.facts import Sampled
 from dilocox.protocol.head import Head
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.member_state import MemberState

@@ -9,6 +9,7 @@ from dilocox.protocol import auditing
 from dilocox.protocol.attestation import SIMULATED
 from dilocox.protocol.auditing import verdict_name
 from dilocox.protocol.chain import Taken, holders, taken
+from dilocox.protocol.checks.audits import audits_of
 from dilocox.protocol.errors import reason_name
 from dilocox.protocol.head import Head, resting_on
 from dilocox.protocol.ids import peer_id
@@ -135,7 +136,7 @@ def audits(head: Head, commit: pb.Commit) -> list[View]:
                 for name, votes in sorted(audit.auditors.items())
             ],
         }
-        for index, audit in enumerate(auditing.due(head.audits, commit.round))
+        for index, audit in enumerate(auditing.due(audits_of(head), commit.round))
     ]
 
 
