@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from dilocox.node.audit_task import Found, Task
+from dilocox.node.checks import Loops, Parts
 from dilocox.node.machine import Machine, available_bytes
 from dilocox.node.memory import fullest_device, host_bytes
+from dilocox.node.place import MANIFEST
 from dilocox.protocol import auditing, events, limits
 from dilocox.protocol.auditing import Audit, Result
 from dilocox.protocol.chain import taken
@@ -40,7 +42,7 @@ from dilocox.transport.corpora import corpus_in
 from dilocox.transport.parent_pipe import ParentPipe
 from dilocox.transport.processes import end_process, start_process
 
-__all__ = ["AuditPlaces", "Auditor", "in_a_process"]
+__all__ = ["AuditPlaces", "Auditor", "in_a_process", "loops"]
 
 log = logging.getLogger(__name__)
 
@@ -338,3 +340,11 @@ class Auditor:
             threads=marks.threads,
             workers=marks.workers,
         )
+
+
+def loops(parts: Parts) -> Loops:
+    """Return the loop of a node that audits."""
+    place, states = parts.place, BlobStore(parts.place.folder / "audits")
+    places = AuditPlaces(parts.home, place.folder / MANIFEST, parts.data, place.store, states, parts.data_is_named)
+    auditor = Auditor(parts.participant, parts.machine, places, parts.fetching_into(states), parts.supplies)
+    return {"audit": auditor.run()}
