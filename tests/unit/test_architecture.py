@@ -215,11 +215,40 @@ print(*sys.modules)
 """
 
 
-def test_run_without_checks_imports_no_module_of_a_check():
-    command = [sys.executable, "-P", "-c", WITHOUT_CHECKS]
+def loaded_by(program: str) -> set[str]:
+    """Return the modules that a program of its own prints."""
+    command = [sys.executable, "-P", "-c", program]
     done = subprocess.run(command, cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE)
-    loaded = set(done.stdout.decode().split())
     assert done.returncode == 0
+    return set(done.stdout.decode().split())
+
+
+MODULES_OF_CHECKS = {
+    *(f"dilocox.protocol.{name}" for name in RULES_OF_CHECKS),
+    *(f"dilocox.protocol.checks.{name}" for name in checks.WANTED),
+    *(
+        f"dilocox.node.{name}"
+        for name in ("auditor", "audit_task", "disk_of_checks", "privacy", "restoring", "sampling", "sharing")
+    ),
+    *(f"dilocox.node.training.{name}" for name in ("audit", "scores")),
+    "dilocox.transport.erasure",
+    "dilocox.transport.shares",
+    "dilocox.views.audits",
+}
+
+
+def test_run_without_checks_imports_no_module_of_a_check():
+    loaded = loaded_by(WITHOUT_CHECKS)
     assert "dilocox.protocol.checks.base" in loaded
-    assert not loaded & {f"dilocox.protocol.{name}" for name in RULES_OF_CHECKS}
-    assert not loaded & {f"dilocox.protocol.checks.{name}" for name in checks.WANTED}
+    assert not loaded & MODULES_OF_CHECKS
+
+
+NOT_YET = {f"dilocox.{name}" for name in ("protocol.data_root", "protocol.shares", "transport.erasure", "transport.shares")}
+"""Modules of availability that a node's exchange imports."""
+
+
+@pytest.mark.parametrize("daemon", ["coordinator.daemon", "node.daemon", "node.training.worker"])
+def test_daemon_imports_no_module_of_a_check_before_it_knows_its_run(daemon: str):
+    loaded = loaded_by(f"import sys, dilocox.{daemon}; print(*sys.modules)")
+    assert f"dilocox.{daemon}" in loaded
+    assert not loaded & (MODULES_OF_CHECKS - NOT_YET)
