@@ -10,10 +10,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from dilocox.node.participant import Participant
-from dilocox.node.privacy import Account
 from dilocox.protocol import member
 from dilocox.protocol.errors import LocalError
 from dilocox.protocol.member import MemberState
@@ -21,6 +20,9 @@ from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.files import write_atomically
 from dilocox.transport.hours import Hours, Local, changes_at
 from dilocox.transport.tasks import Tasks
+
+if TYPE_CHECKING:
+    from dilocox.node.privacy import Account
 
 __all__ = ["PAUSED", "Attendance", "Wish", "wish"]
 
@@ -56,7 +58,7 @@ class Attendance:
         tasks: Tasks,
         folder: Path,
         hours: Hours | None,
-        account: Account | None = None,
+        account: "Account | None" = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """`tasks`: of the daemon; `folder`: of the run; `account`: of what its own data may give away; `clock`: seconds since

@@ -8,26 +8,27 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dilocox.node.boxes.link import address_on, exposed
 from dilocox.node.data.check import check_corpus, check_whole, must_bring_own
-from dilocox.node.disk import disk_bytes, held_bytes, rounds_shared, state_is_shared, written
+from dilocox.node.disk import disk_bytes, held_bytes, written
 from dilocox.node.employed import has_trained
 from dilocox.node.machine import Machine, cuda_devices, lacking_driver, this_machine
 from dilocox.node.memory import host_bytes, lacks
 from dilocox.node.plan import EFFICIENCY, PEAKS, flops_per_token
-from dilocox.node.privacy import Account, Budget, open_account, steps_left
-from dilocox.node.sampling import SETTLED
 from dilocox.node.tiling import tile
 from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.protocol.findings import Finding, Level
 from dilocox.protocol.ids import several
 from dilocox.protocol.manifest import Availability, Manifest
-from dilocox.transport import erasure
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.corpora import last_built
 from dilocox.transport.data_directory import load_identity, run_folder
 from dilocox.transport.health import running_daemon
+
+if TYPE_CHECKING:
+    from dilocox.node.privacy import Account, Budget
 
 __all__ = ["Here", "Role", "no_part", "of_machine", "of_own_data", "of_part", "of_room"]
 
@@ -58,7 +59,7 @@ class Here:
     data: dict[str, Path]
     interface: str | None
     private: Path | None = None
-    budget: Budget | None = None
+    budget: "Budget | None" = None
     """What that may give away."""
     gives_up_bound: bool = False
     """It may give away anything, also where a bound was promised."""
@@ -93,7 +94,9 @@ def of_machine(manifest: Manifest, here: Here) -> Iterator[Finding]:
 
 
 def _coder() -> Finding:
-    """Of a node that keeps shares: it would not start without."""
+    """Return whether this machine can make shards: a node of a run with availability does not start without."""
+    from dilocox.transport import erasure
+
     try:
         erasure.need_coder()
     except ConfigError as error:
@@ -104,7 +107,10 @@ def _coder() -> Finding:
 
 
 def _shared(manifest: Manifest, settings: Availability) -> Finding:
-    """Of a run of several clusters that keeps shares."""
+    """Return whether peers have room for shards, in a run of several clusters with availability."""
+    from dilocox.node.disk_of_checks import rounds_shared, state_is_shared
+    from dilocox.node.sampling import SETTLED
+
     rounds, clusters = rounds_shared(manifest, manifest.rounds.start_clusters), manifest.rounds.start_clusters
     says = f"peers have room for those of {rounds:,} rounds of {clusters} clusters"
     do = f"its owner lets peers keep more (availability.megabytes, now {settings.megabytes:,})"
@@ -306,6 +312,8 @@ def of_own_data(manifest: Manifest, here: Here, trained: int = 0) -> Iterator[Fi
         corpus = check_whole(BlobStore(here.private, ours=False), digest)
         yield Finding(Level.FINE, about, f"{corpus.tokens:,} tokens, built with tokenizer {corpus.tokenizer}")
         about = "--private-epsilon"
+        from dilocox.node.privacy import open_account
+
         account = open_account(here.home, manifest, here.private, digest, here.budget, here.gives_up_bound)
         if here.budget is not None:
             yield _budget(manifest, account, has_trained(run_folder(here.home, manifest.run_id)), trained)
@@ -313,8 +321,10 @@ def of_own_data(manifest: Manifest, here: Here, trained: int = 0) -> Iterator[Fi
         yield Finding(Level.WRONG, about, str(error))
 
 
-def _budget(manifest: Manifest, account: Account, took_part: bool, trained: int) -> Finding:
+def _budget(manifest: Manifest, account: "Account", took_part: bool, trained: int) -> Finding:
     """As a node lays it out that takes part from now on. Raises ConfigError, LocalError."""
+    from dilocox.node.privacy import steps_left
+
     steps = steps_left(manifest, trained)
     noise = account.noise_for(steps, took_part)
     if not account.fits(noise, manifest.rounds.inner_steps):

@@ -2,21 +2,19 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from random import SystemRandom
-from typing import Any
 
 from dilocox.node.api.server import create_node_app
 from dilocox.node.attendance import Attendance
 from dilocox.node.attest.attesters import choose_attester, no_attester
 from dilocox.node.attest.prover import Challenger, Prover
-from dilocox.node.auditor import Auditor, AuditPlaces
 from dilocox.node.boxes.link import address_on, exposed
 from dilocox.node.check import of_room
+from dilocox.node.checks import Parts, open_sharing
+from dilocox.node.checks import loops as loops_of_checks
 from dilocox.node.coordinator_link import CoordinatorLink
 from dilocox.node.data.check import check_corpus
 from dilocox.node.data.supply import Supply
@@ -29,11 +27,7 @@ from dilocox.node.own import OwnStatements
 from dilocox.node.own_text import OwnText, open_own_text
 from dilocox.node.participant import Participant
 from dilocox.node.place import MANIFEST, Place, keep_manifest, make_holding, open_chain, run_peer
-from dilocox.node.privacy import steps_left
-from dilocox.node.restoring import Restorer
-from dilocox.node.sampling import Asker
 from dilocox.node.settings import NodeSettings
-from dilocox.node.sharing import Sharing, open_sharing
 from dilocox.node.starts import Starts
 from dilocox.protocol import phase
 from dilocox.protocol.attestation import SIMULATED, AttestationError
@@ -96,6 +90,8 @@ async def _take_part(
     if settings.begin is not None and (manifest.model.lora is not None or not chain.length):
         await tasks.race(_take_weights(settings.begin, place, home, manifest))
     if own_text is not None:
+        from dilocox.node.privacy import steps_left
+
         steps, trained = steps_left(manifest, chain.head.trained), has_trained(place.folder)
         await asyncio.to_thread(own_text.account.lay_out, steps, manifest.rounds.inner_steps, trained)
     open_chain(place, chain, tasks)
@@ -106,13 +102,13 @@ async def _take_part(
     files.callback(own.close)
     stages = range(manifest.model.stages)
     archive = ArchiveSource(settings.archive, manifest.run_id) if settings.archive is not None else None
-    states = BlobStore(place.folder / "audits")
-    exchange, supplies, audits = (
-        Exchange(
+
+    def fetching_into(store: BlobStore) -> Exchange:
+        return Exchange(
             manifest, stages, store, network.directory, place.channels, me.peer, place.heads, lambda: chain.head.roster, archive
         )
-        for store in (place.store, data, states)
-    )
+
+    exchange, supplies = fetching_into(place.store), fetching_into(data)
     starts = Starts(manifest, chain, place.store, exchange)
     lead = settings.cluster.lead.coordinator if settings.cluster else ""
     sharing = await asyncio.to_thread(open_sharing, place, manifest, chain, me.peer, starts, exchange)
@@ -162,7 +158,7 @@ async def _take_part(
     log.info("%s is %s, serving on %s, page and API %s", settings.name, me.peer, network.address, place.door.url)
     closing.push_async_callback(place.lead.close)
     closing.push_async_exit(partial(_leave, participant, attendance))
-    places = AuditPlaces(home.folder, place.folder / MANIFEST, data, place.store, states, bool(settings.data))
+    parts = Parts(participant, machine, place, home.folder, data, bool(settings.data), supplies, fetching_into, sharing)
     loops = {
         "watch": participant.watch(),
         "offer": participant.offer(),
@@ -172,9 +168,8 @@ async def _take_part(
         "remind": remind(participant),
         "finish": _finish(participant, attendance, settings.exit_when_finished),
         "supply holders": holding.supply(starts.newest_snapshot),
-        "audit": Auditor(participant, machine, places, audits, supplies).run(),
         **({"prove": participant.prove()} if prover is not None else {}),
-        **(_keeping_shares(*sharing, participant) if sharing is not None else {}),
+        **loops_of_checks(parts),
     }
     for name, loop in loops.items():
         tasks.start(loop, name)
@@ -194,11 +189,6 @@ async def _finish(participant: Participant, attendance: Attendance, ends: bool) 
     log.info("the run is finished. Next: %s", "this node ends (--exit-when-finished)" if ends else FINISHED)
     if ends:
         await attendance.leave(at_once=False)
-
-
-def _keeping_shares(sharing: Sharing, restorer: Restorer, participant: Participant) -> dict[str, Coroutine[Any, Any, None]]:
-    """Loops: make our shares, and ask others for theirs."""
-    return {"share": sharing.run(), "sample": Asker(participant, restorer, sharing.shares, SystemRandom()).run()}
 
 
 def warn_of_room(manifest: Manifest, home: Path, devices: int | None) -> None:

@@ -9,12 +9,13 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from dilocox.node.boxes.team import Team
+from dilocox.node.checks import scored
 from dilocox.node.crew import Crew, Phase, Ready
 from dilocox.node.holding import Holding
 from dilocox.node.keeping import Keeping, blobs_of
-from dilocox.node.privacy import Account
 from dilocox.node.starts import Starts, state_blob
 from dilocox.protocol import events, member
 from dilocox.protocol.chain import taken
@@ -27,12 +28,14 @@ from dilocox.protocol.member import MemberState
 from dilocox.protocol.messages import Statement, canonical
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import worker_pb2 as worker
-from dilocox.protocol.scoring import Score
 from dilocox.protocol.status import Status
 from dilocox.transport.blobs import BlobStore, digest_of
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.room import probe
 from dilocox.transport.tasks import Tasks
+
+if TYPE_CHECKING:
+    from dilocox.node.privacy import Account
 
 __all__ = ["Generations"]
 
@@ -60,7 +63,7 @@ class Generations:
         feed: Callable[[member.Input], None],
         emit: Callable[[events.Event], None],
         tell: Callable[[Status | None], None],
-        account: Account | None = None,
+        account: "Account | None" = None,
     ) -> None:
         """`tell`: what we do before the workers train; None when they do. `account`: of what our own data may give away."""
         self._manifest, self._me, self._chain, self._store, self._starts = manifest, me, chain, store, starts
@@ -105,7 +108,7 @@ class Generations:
         self._keeping.judged(contribution.body)
         return await self._team.judge(contribution, base, rank_or_k)
 
-    def score(self, asked: member.Score) -> None:
+    def score(self, asked: member.Measure) -> None:
         """Have the workers measure what a contribution does to the loss, when they can. Who has not started is asked again when it
         has the state: its first command is its start."""
         if not self._crew.started:
@@ -211,9 +214,7 @@ class Generations:
                         root = await asyncio.to_thread(self._store.put, [state_blob(digests)])
                         self._hear(member.Rechecked(event.rechecked.round, root))
                 case "scored":
-                    found = event.scored
-                    score = Score(found.before, found.after, found.cosine, tuple(found.sketch), tuple(found.own))
-                    self._hear(member.Scored(found.contribution, score))
+                    self._hear(scored(event.scored))
                 case "failed":
                     log.error("a stage worker failed: %s", event.failed)
                     self._end_generation(event.failed)

@@ -67,7 +67,7 @@ class Workers(Protocol):
 
     async def judge(self, contribution: Statement[pb.Contribution], base: bytes, rank_or_k: int) -> Verdict: ...
 
-    def score(self, asked: member.Score) -> None: ...
+    def score(self, asked: member.Measure) -> None: ...
 
     def recheck(self, round: int) -> None: ...
 
@@ -152,7 +152,7 @@ class Participant:
                 case member.Judge(contribution):
                     judging = self._judge(contribution, self.state.root or b"", self.state.head.rank_or_k)
                     self._judging[contribution.digest] = self._tasks.start(judging, f"judge {short(contribution.peer)}")
-                case member.Score():
+                case member.Measure():
                     self.workers.score(effect)
                 case member.Recheck(round):
                     log.warning("the state before round %d differs from others'; replaying the commit before it", round)

@@ -247,11 +247,9 @@ class Sharing:
 
 def open_sharing(
     place: Place, manifest: Manifest, chain: ChainFile, me: str, starts: Starts, exchange: Exchange
-) -> tuple[Sharing, Restorer] | None:
-    """Serve the shares that are here, and restore from shares what nobody serves; None where the run keeps none. Blocking. Raises
-    ConfigError where none can be made here."""
-    if manifest.availability is None:
-        return None
+) -> tuple[Sharing, Restorer]:
+    """Serve this peer's shards, and restore from shards what no peer serves. Blocking. Raises ConfigError if shards cannot be made
+    here."""
     erasure.need_coder()
     shares = ShareStore(place.folder / "shares")
     place.blobs.shelves = (*place.blobs.shelves, shares)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.sections import merge, model_section
-from dilocox.protocol import chain, events, round, rules, scoring
+from dilocox.protocol import chain, events, round, rules
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.head import Head, initial_head, resting_on
 from dilocox.protocol.manifest import Manifest
@@ -229,7 +229,11 @@ class Table:
         return self._seal(number, pb.KIND_RECEIPT, body, changes)
 
     def _measured(self, me: str, besides: set[str]) -> bytes:
-        """It scored all that it was drawn to score, and that is well made."""
+        """Return the bits of a voter that scored all well-made contributions for which it was drawn."""
+        if not self.run.scoring.voters:
+            return b""
+        from dilocox.protocol import scoring  # a run that scores nothing does without
+
         listed = by_standing(self.run, self.head.standings, self.state.gathered.listed())
         drawn = scoring.duties(self.run, self.ballots[-1], me, listed)
         return rules.bits([name not in besides for name in listed if name in drawn])

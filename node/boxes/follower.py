@@ -103,7 +103,7 @@ class Follower:
     async def judge(self, contribution: Statement[pb.Contribution], base: bytes, rank_or_k: int) -> Verdict:
         raise AssertionError("a box votes through its lead")
 
-    def score(self, asked: member.Score) -> None:
+    def score(self, asked: member.Measure) -> None:
         raise AssertionError("a box votes through its lead")
 
     def recheck(self, round: int) -> None:
