@@ -143,12 +143,31 @@ class Verbs(Mapping[str, Any]):
             raise ConfigError(f"the plugin {where} cannot be loaded: {error}. Install it again, or uninstall it") from error
 
 
+class Sectioned(TyperCommand):
+    """A command whose help is two columns of plain text, with a heading for each group of options."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {"Options": []}
+        arguments: list[tuple[str, str]] = []
+        for parameter in self.get_params(ctx):
+            if (record := parameter.get_help_record(ctx)) is None:
+                continue
+            if parameter.param_type_name == "argument":
+                arguments.append(record)
+            else:
+                sections.setdefault(getattr(parameter, "rich_help_panel", None) or "Options", []).append(record)
+        for title, records in {"Arguments": arguments, **sections}.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
+
 def _command(name: str, found: Any) -> Any:
-    """As typer makes it of a verb in an app."""
-    app = typer.Typer(add_completion=False)
+    """Return a verb's command, as typer makes it in an app. The root alone shows panels: their narrow columns make options long."""
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
     app.callback()(lambda: None)
     if isinstance(found, typer.Typer):
         app.add_typer(found, name=name)
     else:
-        app.command(name)(found)
+        app.command(name, cls=Sectioned)(found)
     return typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
