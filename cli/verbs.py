@@ -11,9 +11,8 @@ import typer
 from rich.markup import escape
 from typer.core import TyperCommand
 
-from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.ids import printable
-from dilocox.transport.plugins import installed
+from dilocox.transport.plugins import installed, load
 
 __all__ = ["PANELS", "VERBS", "Verbs", "listing", "plugins"]
 
@@ -133,14 +132,7 @@ class Verbs(Mapping[str, Any]):
         if name in self._places:
             module, _, attribute = self._places[name].partition(".")
             return getattr(import_module(f"dilocox.cli.{module}"), attribute)
-        entry = plugins()[name]
-        try:
-            if not callable(found := entry.load()):
-                raise TypeError(f"{entry.value} is no command")
-            return found
-        except Exception as error:  # a plugin's code and its dependencies may raise anything
-            where = entry.dist.name if entry.dist is not None else entry.value
-            raise ConfigError(f"the plugin {where} cannot be loaded: {error}. Install it again, or uninstall it") from error
+        return load(plugins()[name])
 
 
 class Sectioned(TyperCommand):
