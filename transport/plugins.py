@@ -31,4 +31,4 @@ def load(entry: metadata.EntryPoint) -> Callable[..., Any]:
     except Exception as error:  # a plugin's code and its dependencies may raise anything
         where = entry.dist.name if entry.dist is not None else entry.value
         raise ConfigError(f"the plugin {where} cannot be loaded: {error}. Install it again, or uninstall it") from error
-    return found  # type: ignore[no-any-return]
+    return found
