@@ -25,7 +25,7 @@ from dilocox.cli.common import (
     set_up_logging,
 )
 from dilocox.cli.config import ConfigOption, validated
-from dilocox.coordinator.etcd import EtcdPlace, parse_store
+from dilocox.coordinator.store import StoreFiles, StorePlace, parse_place
 from dilocox.node.privacy import Budget
 from dilocox.node.worker_settings import OuterState
 from dilocox.protocol import limits
@@ -164,27 +164,31 @@ class StoreOptions:
     store: Annotated[
         str | None,
         typer.Option(
-            metavar="etcd://HOST:PORT[,…]/PREFIX",
-            callback=validated(parse_store),
-            help="Keep the open round in an etcd that several coordinators of the run share: one leads, the others stand by "
-            "(etcds:// over TLS; default: in this daemon's folder, and there is one).",
+            metavar="URL",
+            callback=validated(parse_place),
+            help="Store that several coordinators share: one leads, the others stand by. The plugin dilocox-etcd takes "
+            "etcd://HOST:PORT/PREFIX (default: this daemon's folder).",
         ),
     ] = None
     store_auth: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="etcd's user and password, a line each; readable by this user only.")
+        Path | None,
+        typer.Option(metavar="FILE", help="User and password of the store, a line each; readable by this user only."),
     ] = None
     store_ca: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Who signs etcd's certificates (default: whom this system trusts).")
+        Path | None,
+        typer.Option(metavar="FILE", help="Certificate that signs the store's certificates (default: the system's)."),
     ] = None
-    store_cert: Annotated[Path | None, typer.Option(metavar="FILE", help="Our certificate, where etcd asks for one …")] = None
+    store_cert: Annotated[Path | None, typer.Option(metavar="FILE", help="Our certificate, where the store asks for one …")] = (
+        None
+    )
     store_key: Annotated[Path | None, typer.Option(metavar="FILE", help="… and its key.")] = None
 
-    def place(self) -> EtcdPlace | None:
+    def place(self) -> StorePlace | None:
         """Raises ConfigError."""
-        files = (self.store_auth, self.store_ca, self.store_cert, self.store_key)
-        if self.store is None and any(files):
+        files = StoreFiles(self.store_auth, self.store_ca, self.store_cert, self.store_key)
+        if self.store is None and files != StoreFiles():
             raise ConfigError("--store-auth, --store-ca, --store-cert and --store-key are for --store")
-        return parse_store(self.store, *files) if self.store is not None else None
+        return parse_place(self.store, files) if self.store is not None else None
 
 
 @dataclass(frozen=True, kw_only=True)

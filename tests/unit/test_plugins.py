@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from dilocox.cli import main as cli
 from dilocox.cli import verbs
+from dilocox.coordinator.store import STORES, parse_place
 from dilocox.protocol.errors import ConfigError
 from dilocox.transport.archive.storage import SCHEMES, FolderStorage, open_storage
 
@@ -111,3 +112,11 @@ def test_plugin_adds_a_scheme_of_archives(installed: Installed, monkeypatch: pyt
         open_storage("broken://abc")
     with pytest.raises(ConfigError, match="is no archive"):
         open_storage("other://abc")
+
+
+def test_store_without_its_plugin_names_what_is_installed(installed: Installed):
+    with pytest.raises(ConfigError, match="install dilocox-etcd"):
+        parse_place("etcd://127.0.0.1:2379/run")
+    installed.add("other", f"[{STORES}]\nother = builtins:dict\n")
+    with pytest.raises(ConfigError, match="installed: other://"):
+        parse_place("etcd://127.0.0.1:2379/run")

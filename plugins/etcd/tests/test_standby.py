@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from etcd_members import EtcdMembers, etcd_members
 
 from dilocox.node.testnet import ANSWER_SECONDS, Member
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.files import find_chains
 from tests.e2e.conftest import Swarm, build, wait_for, wait_until_gone
-from tests.etcd_members import EtcdMembers, etcd_members
 
 pytestmark = pytest.mark.e2e
 
