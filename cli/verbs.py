@@ -23,7 +23,7 @@ VERBS = {
     "node": "node.node",
     "relay": "relay.relay",
     "archive": "archive.archive",
-    "appoint": "appoint.appoint",
+    "owner": "appoint.app",
     "pause": "attend.pause",
     "resume": "attend.resume",
     "leave": "attend.leave",
@@ -59,6 +59,8 @@ PANELS: dict[str, dict[str, str]] = {
         "rounds": "List the rounds, or show and explain one.",
         "events": "Print what happened, oldest first.",
         "verify": "Recheck every signature, vote and hash offline.",
+        "attest": "Show and check hardware evidence.",
+        "shares": "Ask peers for erasure shards, and restore from them.",
     },
     "Model": {
         "data": "Build, show and free corpora.",
@@ -75,9 +77,7 @@ PANELS: dict[str, dict[str, str]] = {
         "id": "Print the peer id of a daemon's folder.",
     },
     "Owner": {
-        "appoint": "Appoint another coordinator.",
-        "attest": "Make and check hardware evidence.",
-        "shares": "Ask peers for erasure shards, and restore from them.",
+        "owner": "Appoint another coordinator of a run.",
     },
 }
 """The root's help by panel: written here, so that listing all verbs loads none of them."""

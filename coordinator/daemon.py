@@ -281,7 +281,7 @@ def _take_office(settings: CoordinatorSettings, home: DataDirectory, chain: Chai
     if chain.head.coordinator != me:
         raise ConfigError(
             f"round {chain.length} is signed by {chain.head.coordinator}, and the identity in {home.folder} is {me}. Start it with"
-            " the --home of that identity; the run's owner can `dilocox appoint` this one."
+            " the --home of that identity; the run's owner can `dilocox owner appoint` this one."
         )
     if (kept := chain.signed_manifest) is None:
         raise ConfigError(

@@ -76,7 +76,7 @@ def test_a_run_goes_on_when_all_peers_and_the_coordinator_are_gone(place: str, t
     round, root = next(iter(head.states.items()))
     home = after / "coordinator"
     new = load_identity(home / "identity.key").peer
-    said = dilocox("appoint", new, str(after / "run.toml"), "--archive", place)
+    said = dilocox("owner", "appoint", new, str(after / "run.toml"), "--archive", place)
     assert f"round {round} starts from the archived state {root.hex()}" in said
 
     link = str(after / "link")

@@ -565,7 +565,18 @@ def test_the_owner_gives_the_run_to_another_coordinator(swarm: Swarm):
     (path,) = find_chains(donor)
     with ChainFile.for_reading(path) as chain:
         before = chain.length
-    appoint = [sys.executable, "-P", "-m", "dilocox.cli.main", "appoint", heir, str(folder / "run.toml"), "--home", str(donor)]
+    appoint = [
+        sys.executable,
+        "-P",
+        "-m",
+        "dilocox.cli.main",
+        "owner",
+        "appoint",
+        heir,
+        str(folder / "run.toml"),
+        "--home",
+        str(donor),
+    ]
     subprocess.run(appoint, check=True, timeout=PATIENCE_SECONDS)
     (folder / "link").unlink()
     arguments = ["coordinator", str(folder / "run.chain"), "--home", str(home), "--link-file", str(folder / "link")]
