@@ -95,7 +95,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
     ) -> None:
         """`rounds`: where the open round is kept; None: beside the chain."""
         self.identity, self.chain = identity, chain
-        self._run_id, self._holders = chain.manifest.run_id, frozenset(chain.manifest.run.holders)
+        self._run_id, self._holders = chain.manifest.run_id, frozenset(chain.manifest.run.relays)
         self._manifest_envelope = manifest
         self._appraise, self._policy = appraise, Policy(chain.manifest.attestation)
         self._clock = clock

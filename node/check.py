@@ -1,4 +1,4 @@
-"""What this machine lacks to take part in a run, as a node, a holder or an archive: looked at before minutes are lost. Blocking.
+"""What this machine lacks to take part in a run, as a node, a relay or an archive: looked at before minutes are lost. Blocking.
 What the network says of it is asked in check_link.py."""
 
 import os
@@ -43,7 +43,7 @@ class Role(StrEnum):
     """By the verb that makes a machine one."""
 
     NODE = "node"
-    HOLDER = "hold"
+    RELAY = "relay"
     ARCHIVE = "archive"
 
 
@@ -163,14 +163,14 @@ def _round_seconds(manifest: Manifest, devices: int | None) -> float:
 
 
 def no_part(manifest: Manifest, me: str, role: Role) -> str:
-    """Why the run has no place for a peer as a holder or an archive; empty: it has."""
-    if me in manifest.run.holders:
+    """Why the run has no place for a peer as a relay or an archive; empty: it has."""
+    if me in manifest.run.relays:
         return ""
-    if role is Role.HOLDER:
-        return f"the run names no holder {me}: its owner writes that into run.holders before the run begins"
+    if role is Role.RELAY:
+        return f"the run names no relay {me}: its owner writes that into run.relays before the run begins"
     if not manifest.may_read(me):
         return (
-            f"only those whom the run admits may read it, and it names no {me}: its owner writes that into run.holders, or onto the"
+            f"only those whom the run admits may read it, and it names no {me}: its owner writes that into run.relays, or onto the"
             " allow-list, before the run begins"
         )
     return ""
@@ -180,7 +180,7 @@ def of_part(manifest: Manifest, here: Here) -> Iterator[Finding]:
     """Whether the run has a place for who would join."""
     me, admission = here.peer, manifest.admission
     listed = admission.policy == "allow-list"
-    by_name = {Role.NODE: listed, Role.HOLDER: True, Role.ARCHIVE: listed and not manifest.may_read("")}[here.role]
+    by_name = {Role.NODE: listed, Role.RELAY: True, Role.ARCHIVE: listed and not manifest.may_read("")}[here.role]
     if me is None and by_name:
         says = f"{here.home} has no identity yet, and the run names whom it admits"
         yield Finding(Level.ODD, "admission", says, f"its owner needs what `dilocox id --home {here.home}` says")
@@ -205,10 +205,10 @@ def of_part(manifest: Manifest, here: Here) -> Iterator[Finding]:
 def _kept(manifest: Manifest, me: str, role: Role) -> Finding:
     if why := no_part(manifest, me, role):
         return Finding(Level.WRONG, "admission", why, "name the --home whose identity the run names")
-    if me in manifest.run.holders:
-        return Finding(Level.FINE, "admission", "the run names this peer in run.holders: members push to it what it keeps")
+    if me in manifest.run.relays:
+        return Finding(Level.FINE, "admission", "the run names this peer in run.relays: members push to it what it keeps")
     return Finding(
-        Level.FINE, "admission", "may read the run; it does not name this peer in run.holders, so nobody pushes to it"
+        Level.FINE, "admission", "may read the run; it does not name this peer in run.relays, so nobody pushes to it"
     )
 
 

@@ -1,4 +1,4 @@
-"""`dilocox hold`: a peer that keeps payloads and states for those who cannot be dialled, and trains nothing.
+"""`dilocox relay`: a peer that keeps payloads and states for those who cannot be dialled, and trains nothing.
 
 The run's manifest names it. It follows the chain, takes what members of the roster push, serves it to everybody, and keeps it as
 long as a joiner or a restart may need it. `dilocox archive` is the same with an archive (archiver.py); where the manifest does not
@@ -66,7 +66,7 @@ async def _hold(
     link, me, directory = settings.join, home.identity, place.network.directory
     coordinator = CoordinatorLink(link, directory, place.channels)
     manifest, appointment = await tasks.race(coordinator.run(place.door.tell))
-    named = me.peer in manifest.run.holders
+    named = me.peer in manifest.run.relays
     _check_part(settings, manifest, me.peer)
     keep_manifest(place, manifest)
     place.door.tell("reading the chain")
@@ -84,7 +84,7 @@ async def _hold(
     own = await asyncio.to_thread(OwnStatements, place.folder / "own.db", manifest.run_id)
     files.callback(own.close)
     starts = Starts(manifest, chain, place.store, exchange)
-    role = "holder" if settings.archive is None else "archive"
+    role = "relay" if settings.archive is None else "archive"
     about = {"name": settings.name, "run": manifest.run.name, "run_id": link.run_id.hex(), "peer": me.peer, "role": role}
     events = await open_diary(place.folder, home.folder, settings.notice, about, tasks, files, lambda: coordinator.connected)
     holder = Holder(me, place, chain, own, holding, starts, coordinator, events, named)
@@ -112,7 +112,7 @@ async def _hold(
 
 def _check_part(settings: HolderSettings, manifest: Manifest, me: str) -> None:
     """Raises LocalError where the run has no place for us, ConfigError where its archive must be sealed."""
-    if why := no_part(manifest, me, Role.HOLDER if settings.archive is None else Role.ARCHIVE):
+    if why := no_part(manifest, me, Role.RELAY if settings.archive is None else Role.ARCHIVE):
         raise LocalError(why)
     if settings.archive is not None:
         check_sealing(manifest, settings.archive.place.key, settings.archive.plain)
@@ -218,7 +218,7 @@ class Holder:
             await asyncio.sleep(BEAT_SECONDS)
 
     def app(self, name: str) -> web.Application:
-        network, role = self._place.network, "holder" if self.archiver is None else "archive"
+        network, role = self._place.network, "relay" if self.archiver is None else "archive"
         traffic, registry = self._place.channels.traffic, CollectorRegistry()
         metrics = RunMetrics(role, self.chain, self._events, lambda: {"roster": len(self.chain.head.roster)}, traffic)
         registry.register(metrics)

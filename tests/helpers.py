@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from bench.sections import merge, model_section
 from dilocox.protocol import chain, events, round, rules
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.head import Head, initial_head, resting_on
@@ -37,16 +38,16 @@ def digest(*parts: Any) -> bytes:
 
 def manifest(**sections: Mapping[str, Any]) -> Manifest:
     """A small valid manifest; `rounds={"count": 3}` overrides single values."""
-    base: dict[str, Mapping[str, Any]] = {
+    base: dict[str, dict[str, Any]] = {
         "run": {"name": "test", "owner": "ab" * 32, "coordinator": COORDINATOR.peer},
         "model": {
-            "family": "qwen2",
-            "vocabulary_size": 256,
+            "model_type": "qwen2",
+            "vocab_size": 256,
             "hidden_size": 32,
             "intermediate_size": 64,
-            "layers": 3,
-            "heads": 2,
-            "kv_heads": 1,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
             "sequence_length": 16,
             "stages": 2,
         },
@@ -55,8 +56,8 @@ def manifest(**sections: Mapping[str, Any]) -> Manifest:
         "compression": {"rank": 8},
         "rounds": {"count": 5, "inner_steps": 4, "max_inner_steps": 12, "min_clusters": 2, "start_clusters": 3},
     }
-    for name, values in sections.items():
-        base[name] = {**base.get(name, {}), **values}
+    base["model"] = model_section(base["model"])
+    merge(base, sections)
     return Manifest.model_validate(base)
 
 

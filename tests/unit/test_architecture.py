@@ -14,7 +14,7 @@ from dilocox.protocol import checks
 from dilocox.protocol.pb.generate import generate
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("protocol", "transport", "coordinator", "node", "views", "around", "cli")
+ROOMS = ("protocol", "transport", "coordinator", "node", "views", "cli")
 SOURCES = [p for name in (*ROOMS, "bench") for p in (ROOT / name).rglob("*.py")]
 MAY_IMPORT: dict[str, set[str]] = {
     "protocol": set(),
@@ -22,8 +22,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "views": {"protocol", "transport"},
     "coordinator": {"protocol", "transport", "views"},
     "node": {"protocol", "transport", "views"},
-    "around": {"protocol", "transport"},
-    "cli": {"protocol", "transport", "views", "coordinator", "node", "around"},
+    "cli": {"protocol", "transport", "views", "coordinator", "node"},
 }
 """Which rooms a room may import besides itself: data flows one way."""
 HEAVY = {"torch", "transformers", "safetensors"}

@@ -98,7 +98,13 @@ def test_a_state_s_share_has_half_of_the_room():
     """Of two clusters it is all of Θ and momentum, of four half of it."""
     wide = {
         **WIDE,
-        "model": {"hidden_size": 1024, "intermediate_size": 1024, "vocabulary_size": 256, "heads": 2, "kv_heads": 2},
+        "model": {
+            "hidden_size": 1024,
+            "intermediate_size": 1024,
+            "vocab_size": 256,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+        },
     }
     states = sum(state_bytes(manifest(**wide).model, stage) for stage in range(manifest(**wide).model.stages))
 
