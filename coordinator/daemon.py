@@ -15,10 +15,10 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from dilocox.coordinator.desk import Desk
-from dilocox.coordinator.etcd import EtcdPlace
 from dilocox.coordinator.office import take_office, win_office, write_down_store
 from dilocox.coordinator.service import CoordinatorService
 from dilocox.coordinator.shared_log import DeposedError, Holder, SharedLog
+from dilocox.coordinator.store import StorePlace
 from dilocox.protocol import round
 from dilocox.protocol.attestation import Appraiser
 from dilocox.protocol.crypto import Identity, sha256
@@ -90,7 +90,7 @@ class CoordinatorSettings:
     """At most so much of it is served."""
     notice: Notice | None
     """Who is told of what is notable."""
-    store: EtcdPlace | None
+    store: StorePlace | None
     """Which several coordinators share; None: this one is the only one."""
 
     @property
