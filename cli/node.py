@@ -22,7 +22,7 @@ from dilocox.node.daemon import run_node
 from dilocox.node.settings import NodeSettings
 from dilocox.protocol import limits
 from dilocox.protocol.errors import ConfigError
-from dilocox.protocol.merit import parse_account
+from dilocox.protocol.ids import parse_account
 from dilocox.transport.corpora import parse_folders
 from dilocox.transport.files import read_named
 

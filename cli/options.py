@@ -26,7 +26,6 @@ from dilocox.cli.common import (
 )
 from dilocox.cli.config import ConfigOption, validated
 from dilocox.coordinator.store import StoreFiles, StorePlace, parse_place
-from dilocox.node.privacy import Budget
 from dilocox.node.worker_settings import OuterState
 from dilocox.protocol import limits
 from dilocox.protocol.errors import ConfigError
@@ -316,6 +315,8 @@ class PrivateOptions:
             raise ConfigError(
                 "--private-epsilon: sequences are bounded where one worker holds the whole model: say --devices 1"
             )
+        from dilocox.node.privacy import Budget  # only for a run on private data
+
         clip = 1.0 if self.private_clip is None else self.private_clip
         return {"private": self.private, "budget": Budget(self.private_epsilon, self.private_delta, clip)}
 

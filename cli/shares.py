@@ -4,16 +4,17 @@ import asyncio
 from collections import Counter
 from pathlib import Path
 from random import SystemRandom
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dilocox.cli.common import HomeOption, JoinOption, JsonOption, console, print_json, print_table
 from dilocox.cli.reading import fetching, following
-from dilocox.node.sampling import Sample, Sampler
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.ids import short
-from dilocox.protocol.shares import chance
+
+if TYPE_CHECKING:
+    from dilocox.node.sampling import Sample
 
 __all__ = ["shares"]
 
@@ -33,8 +34,10 @@ def shares(
         show(found)
 
 
-async def _sample(join: str, home: Path | None, count: int) -> list[Sample]:
+async def _sample(join: str, home: Path | None, count: int) -> "list[Sample]":
     """Raises ConfigError where the run keeps no shares."""
+    from dilocox.node.sampling import Sampler
+
     async with following(join, home) as reader:
         if reader.restorer is None:
             raise ConfigError("this run keeps no shares: its run file has no [availability]")
@@ -44,8 +47,10 @@ async def _sample(join: str, home: Path | None, count: int) -> list[Sample]:
             return [await sampler.draw() for _ in range(count)]
 
 
-def told(found: list[Sample]) -> dict[str, Any]:
+def told(found: "list[Sample]") -> dict[str, Any]:
     """`chance`: what `chance` in protocol/shares.py says of the code that hides most, of all blobs and of half of them."""
+    from dilocox.protocol.shares import chance
+
     unanswered = [each for each in found if each.why]
     hides = max({each.code for each in found}, key=lambda code: code.needed / code.shares)
     return {
@@ -60,7 +65,7 @@ def told(found: list[Sample]) -> dict[str, Any]:
     }
 
 
-def show(found: list[Sample]) -> None:
+def show(found: "list[Sample]") -> None:
     asked, failed = Counter(each.peer for each in found), Counter(each.peer for each in found if each.why)
     why = {each.peer: each.why for each in found if each.why}
     rows = [[short(peer), str(asked[peer]), str(asked[peer] - failed[peer]), why.get(peer, "")] for peer in sorted(asked)]

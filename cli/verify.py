@@ -26,7 +26,6 @@ from dilocox.node.exchange import takes_of
 from dilocox.node.forks import check_forks
 from dilocox.node.reader import Reader
 from dilocox.protocol.chain import taken
-from dilocox.protocol.data_root import check_root, check_work
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.head import Cluster, advance
 from dilocox.protocol.leaves import check_bounds, check_leaves, check_payload, read_leaves
@@ -35,7 +34,6 @@ from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.blobs import BlobStore, digest_of
 from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.shares import share_root
 
 __all__ = ["verify"]
 
@@ -139,6 +137,8 @@ def replay_round(chain: ChainFile, folder: Path, commits: list[Statement], round
     leaves = [_leaves(chain.manifest, roster, store, item.contribution) for item in items]
     from dilocox.node.outer.state import StageState  # torch loads only here
     from dilocox.node.training.commits import read_commit
+    from dilocox.protocol.data_root import check_root
+    from dilocox.transport.shares import share_root
 
     rank_or_k = commits[round - 1].body.rank_or_k
     commit = read_commit(round, takes_of(chain.manifest, items, leaves), rank_or_k)
@@ -164,7 +164,10 @@ def replay_round(chain: ChainFile, folder: Path, commits: list[Statement], round
 def _leaves(
     manifest: Manifest, roster: Mapping[str, Cluster], store: BlobStore, contribution: pb.Contribution
 ) -> list[pb.Leaf]:
-    """What a counted contribution announces, and may. Raises RemoteError."""
+    """Return what a counted contribution announces, if it may. Raises RemoteError."""
+    from dilocox.protocol.data_root import check_work
+    from dilocox.transport.shares import share_root
+
     leaves = read_leaves(manifest, store.read(contribution.leaves))
     check_leaves(contribution, leaves)
     check_work(contribution, share_root(manifest, roster, store, contribution.leaves, None), leaves)

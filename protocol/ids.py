@@ -15,7 +15,19 @@ from urllib.parse import parse_qs, quote, urlsplit
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.limits import COORDINATORS
 
-__all__ = ["PEERS_NAMED", "JoinLink", "Way", "is_meant", "key_of_peer", "peer_id", "printable", "several", "short", "shortly"]
+__all__ = [
+    "PEERS_NAMED",
+    "JoinLink",
+    "Way",
+    "is_meant",
+    "key_of_peer",
+    "parse_account",
+    "peer_id",
+    "printable",
+    "several",
+    "short",
+    "shortly",
+]
 
 _ALPHABET = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 _PREFIX = b"\x00\x24\x08\x01\x12\x20"  # identity multihash, 36 bytes: PublicKey{Type=Ed25519, Data=32 bytes}
@@ -182,3 +194,10 @@ class JoinLink:
             return link
         except ValueError as error:
             raise ConfigError(f"not a join link: {error}. Copy the line that `dilocox coordinator` prints.") from error
+
+
+def parse_account(text: str) -> bytes:
+    """Return the 20 bytes of an EVM account. Raises ConfigError, also for the account of all zeros, which has no owner."""
+    if not re.fullmatch(r"0x[0-9a-fA-F]{40}", text) or not int(text, 16):
+        raise ConfigError(f"{text!r} is not an account: use 0x and 40 hexadecimal digits, as a wallet shows it")
+    return bytes.fromhex(text[2:])

@@ -9,24 +9,15 @@ a proof of an older root can earn nobody more.
 Leaves stand in the order of their accounts, in a tree (tree.py) whose proofs need no directions.
 """
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from dilocox.protocol import limits, tree
 from dilocox.protocol.crypto import sha256
-from dilocox.protocol.errors import ConfigError
 
-__all__ = ["earned", "holds", "leaf", "parse_account", "proof", "root"]
+__all__ = ["earned", "holds", "leaf", "proof", "root"]
 
 LARGEST = (1 << 64) - 1
 """Of an account: what a field of the commit holds. 2**31 rounds of 2**32 tokens."""
-
-
-def parse_account(text: str) -> bytes:
-    """20 bytes. Raises ConfigError, also for the account that nobody has."""
-    if not re.fullmatch(r"0x[0-9a-fA-F]{40}", text) or not int(text, 16):
-        raise ConfigError(f"{text!r} is no account: 0x and 40 hexadecimal digits, as a wallet shows it")
-    return bytes.fromhex(text[2:])
 
 
 def earned(before: Mapping[bytes, int], weights: Iterable[tuple[bytes, int]]) -> dict[bytes, int]:

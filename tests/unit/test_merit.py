@@ -6,7 +6,7 @@ from dilocox.protocol import chain, limits, merit, tree
 from dilocox.protocol.checks.merit import merits_of
 from dilocox.protocol.errors import ConfigError, RemoteError
 from dilocox.protocol.head import initial_head
-from dilocox.protocol.ids import peer_id
+from dilocox.protocol.ids import parse_account, peer_id
 from dilocox.protocol.messages import Statement, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.rules import Outcome
@@ -123,6 +123,6 @@ def test_the_table_of_accounts_is_bounded_and_forgets_nobody():
 
 @pytest.mark.parametrize("text", ["", "0x", "ab" * 20, "0x" + "ab" * 19, "0x" + "00" * 20, "0x" + "gg" * 20])
 def test_what_is_no_account_is_refused(text: str):
-    with pytest.raises(ConfigError, match="is no account"):
-        merit.parse_account(text)
-    assert merit.parse_account("0x" + "aB" * 20) == b"\xab" * 20
+    with pytest.raises(ConfigError):
+        parse_account(text)
+    assert parse_account("0x" + "aB" * 20) == b"\xab" * 20

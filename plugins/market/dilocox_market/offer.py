@@ -17,7 +17,7 @@ from dilocox.protocol import limits
 from dilocox.protocol.attestation import SIMULATED, AttestationError, report_data
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import LocalError
-from dilocox.protocol.merit import parse_account
+from dilocox.protocol.ids import parse_account
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.data_directory import load_identity

@@ -14,8 +14,8 @@ from dilocox.cli.progress import Working, working
 from dilocox.cli.reading import reading
 from dilocox.node.forks import check_forks
 from dilocox.protocol.errors import ConfigError, LocalError
+from dilocox.protocol.ids import parse_account
 from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.merit import parse_account
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.chain_file import ChainFile
