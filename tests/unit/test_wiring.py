@@ -1,0 +1,241 @@
+"""Rules for how objects are put together: small constructors that only store, and nothing assigned from outside."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("node", "coordinator", "transport")
+MOST_PARAMETERS = 8
+RECORDS = {
+    "node/attest/snp.py:Report",
+    "node/audit_task.py:Task",
+    "node/check.py:Here",
+    "node/clock.py:Method",
+    "node/crew.py:Progress",
+    "node/disk.py:Written",
+    "node/outer/checkpoint.py:BoundaryMeta",
+    "node/settings.py:NodeSettings",
+    "node/worker_settings.py:WorkerSettings",
+    "coordinator/daemon.py:CoordinatorSettings",
+    "transport/connection_limits.py:_Connection",
+}
+"""Dataclasses of values alone: settings, rows of a file or a message, counters. They may have more fields."""
+LIBRARIES = ("node/data/", "node/outer/", "node/training/")
+"""Folders whose files set attributes of objects of torch and tokenizers, as those libraries want it."""
+VALUES = {"answer", "connection", "duty", "payload", "progress", "share", "sign", "_kept"}
+"""Names of variables that contain a record or a message, whose fields its user sets."""
+LARGE: set[str] = {
+    "node/boxes/follower.py:Follower",
+    "node/boxes/team.py:Team",
+    "node/employed.py:Employed",
+    "node/exchange.py:Exchange",
+    "node/generations.py:Generations",
+    "node/holder.py:Holder",
+    "node/holding.py:Holding",
+    "node/participant.py:Participant",
+    "node/place.py:Place",
+    "transport/network.py:Network",
+}
+ASSIGNED: set[str] = {
+    "coordinator/daemon.py:network.directory.elsewhere",
+    "coordinator/daemon.py:service.callers",
+    "coordinator/daemon.py:service.events",
+    "coordinator/daemon.py:service.is_member",
+    "coordinator/daemon.py:service.know",
+    "coordinator/daemon.py:service.learn",
+    "coordinator/daemon.py:service.may_read",
+    "coordinator/daemon.py:service.shelves",
+    "coordinator/driver.py:self.chain.head",
+    "coordinator/office.py:desk.says",
+    "coordinator/office.py:log.tell_places",
+    "coordinator/office.py:service.shared",
+    "coordinator/service.py:self.driver.emit",
+    "node/archiver.py:self.carrier.archive",
+    "node/attendance.py:node.pause",
+    "node/attendance.py:participant.stepped",
+    "node/attendance.py:self._participant.pause",
+    "node/boxes/follower.py:self._exchange.stages",
+    "node/boxes/team.py:lead.moved",
+    "node/boxes/team.py:lead.said",
+    "node/boxes/team.py:self._exchange.stages",
+    "node/boxes/team.py:self._lead.store_port",
+    "node/daemon.py:place.attestor.prover",
+    "node/daemon.py:place.blobs.keeper",
+    "node/daemon.py:place.blobs.shelves",
+    "node/employed.py:place.lead.admission",
+    "node/employed.py:team.laid",
+    "node/employed.py:team.tell",
+    "node/employed.py:team.whole",
+    "node/holder.py:holder.archiver",
+    "node/holder.py:holder.archiver.tell",
+    "node/holder.py:holder.pinned",
+    "node/holder.py:holding.agreed",
+    "node/holder.py:place.blobs.keeper",
+    "node/place.py:blobs.may_read",
+    "node/place.py:place.blobs.commit",
+    "node/place.py:place.blobs.earned",
+    "node/place.py:place.blobs.is_member",
+    "node/place.py:place.blobs.may_read",
+    "node/reader.py:exchange.shares",
+    "node/sharing.py:exchange.shares",
+    "node/sharing.py:place.blobs.share",
+    "node/sharing.py:place.blobs.shelves",
+    "transport/dht_child.py:validator.known",
+    "transport/network.py:directory.own",
+    "transport/serve.py:coming.pushes",
+}
+WAITING: set[str] = {
+    "coordinator/driver.py:RoundDriver:self.emit",
+    "coordinator/service.py:CoordinatorService:self.know",
+    "coordinator/service.py:CoordinatorService:self.learn",
+    "coordinator/shared_log.py:SharedLog:self.tell_places",
+    "node/archiver.py:Archiver:self.tell",
+    "node/boxes/lead.py:LeadService:self.moved",
+    "node/boxes/lead.py:LeadService:self.said",
+    "node/boxes/team.py:Team:self.laid",
+    "node/boxes/team.py:Team:self.tell",
+    "node/boxes/team.py:Team:self.whole",
+    "node/holding.py:Holding:self.agreed",
+    "node/participant.py:Participant:self.stepped",
+    "transport/heads.py:Heads:heard",
+    "transport/serve.py:PeerService:self.commit",
+    "transport/serve.py:PeerService:self.earned",
+    "transport/serve.py:PeerService:self.is_member",
+    "transport/serve.py:PeerService:self.may_read",
+    "transport/serve.py:PeerService:self.share",
+}
+PRETENDING: set[str] = {
+    "node/boxes/follower.py:Follower.judge",
+    "node/boxes/follower.py:Follower.recheck",
+    "node/boxes/follower.py:Follower.resynchronise",
+    "node/boxes/follower.py:Follower.score",
+}
+ACTING: set[str] = {
+    "coordinator/service.py:CoordinatorService",
+    "node/participant.py:Participant",
+    "node/worker_process.py:WorkerProcess",
+}
+"""Exceptions from the rules. These lists only shrink."""
+
+
+def classes() -> Iterator[tuple[str, ast.ClassDef]]:
+    for room in ROOMS:
+        for path in sorted((ROOT / room).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ClassDef):
+                    yield f"{path.relative_to(ROOT).as_posix()}:{node.name}", node
+
+
+def methods(of: ast.ClassDef) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return [each for each in of.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
+def constructors(of: ast.ClassDef) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return [each for each in methods(of) if each.name in ("__init__", "__post_init__")]
+
+
+def is_dataclass(of: ast.ClassDef) -> bool:
+    return any("dataclass" in ast.unparse(each) for each in of.decorator_list)
+
+
+def parameters(of: ast.ClassDef) -> int:
+    """Return how many values a caller may pass to make one."""
+    fields = [each for each in of.body if isinstance(each, ast.AnnAssign)] if is_dataclass(of) else []
+    passed = [each for each in fields if each.value is None or "init=False" not in ast.unparse(each.value)]
+    for each in constructors(of):
+        if each.name == "__init__":
+            return len([*each.args.posonlyargs, *each.args.args, *each.args.kwonlyargs]) - 1
+    return len(passed)
+
+
+def own_attributes() -> set[str]:
+    """Return the names of all attributes that a constructor of ours stores, except those of dataclasses."""
+    found = set[str]()
+    for _, each in classes():
+        for node in [inner for made in constructors(each) if not is_dataclass(each) for inner in ast.walk(made)]:
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            for target in targets:
+                for part in target.elts if isinstance(target, ast.Tuple) else [target]:
+                    if isinstance(part, ast.Attribute) and ast.unparse(part.value) == "self":
+                        found.add(part.attr)
+    return found
+
+
+def assignments(path: Path) -> Iterator[ast.Attribute]:
+    """Yield attributes of other objects that a file assigns. A class may assign those of what its `classmethod` makes."""
+    made = {name.partition(" = ")[0].strip() for name in path.read_text().split("\n") if " = cls.__new__(cls)" in name}
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            for target in targets:
+                for part in target.elts if isinstance(target, ast.Tuple) else [target]:
+                    owner = ast.unparse(part.value) if isinstance(part, ast.Attribute) else "self"
+                    if owner not in ("self", "cls", *made) and owner.rpartition(".")[2] not in VALUES:
+                        assert isinstance(part, ast.Attribute)
+                        yield part
+
+
+def test_constructors_have_few_parameters():
+    large = {name for name, each in classes() if parameters(each) > MOST_PARAMETERS}
+    assert large - RECORDS == LARGE
+    assert large >= RECORDS, "a record that is small needs no exception"
+
+
+def test_records_do_nothing():
+    """A class that awaits, or that others call for its work, is none."""
+    for name, each in classes():
+        if name in RECORDS:
+            assert is_dataclass(each), name
+            assert not [method for method in methods(each) if isinstance(method, ast.AsyncFunctionDef)], name
+
+
+def test_no_attribute_is_assigned_from_outside():
+    """An object gets in its constructor what it needs, and changes its own attributes."""
+    found, own = set[str](), own_attributes()
+    for room in ROOMS:
+        for path in sorted((ROOT / room).rglob("*.py")):
+            name = path.relative_to(ROOT).as_posix()
+            if not name.startswith(LIBRARIES):
+                found |= {f"{name}:{ast.unparse(each)}" for each in assignments(path) if each.attr in own}
+    assert found == ASSIGNED
+
+
+def test_no_callback_waits_for_its_value():
+    found = set[str]()
+    for name, each in classes():
+        made = [inner for method in constructors(each) for inner in ast.walk(method)]
+        for node in [*made, *(each.body if is_dataclass(each) else [])]:
+            if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Lambda):
+                found.add(f"{name}:{ast.unparse(node.targets[0] if isinstance(node, ast.Assign) else node.target)}")
+    assert found == WAITING
+
+
+def test_constructors_start_no_task_and_feed_no_machine():
+    acts = ("create_task", "ensure_future", "tasks.start", "feed", "resume", "start_server", "start_process", "start_soon")
+    found = set[str]()
+    for name, each in classes():
+        for node in [inner for method in constructors(each) for inner in method.body]:
+            calls = [call for call in ast.walk(node) if isinstance(call, ast.Call) and not inside_lambda(call, node)]
+            if [
+                call
+                for call in calls
+                if ast.unparse(call.func).rpartition(".")[2] in acts or "tasks.start" in ast.unparse(call.func)
+            ]:
+                found.add(name)
+    assert found == ACTING
+
+
+def inside_lambda(call: ast.Call, statement: ast.stmt) -> bool:
+    lambdas = [each for each in ast.walk(statement) if isinstance(each, ast.Lambda)]
+    return any(call in ast.walk(each) for each in lambdas)
+
+
+def test_no_class_pretends_to_have_a_method():
+    found = set[str]()
+    for name, each in classes():
+        for method in methods(each):
+            body = [part for part in method.body if not (isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant))]
+            if len(body) == 1 and isinstance(body[0], ast.Raise) and "AssertionError" in ast.unparse(body[0]):
+                found.add(f"{name}.{method.name}")
+    assert found == PRETENDING
