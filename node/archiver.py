@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from dilocox.node.carrying import Carrier
-from dilocox.node.exchange import Exchange
+from dilocox.node.downloader import Downloader
 from dilocox.node.place import Place
+from dilocox.node.run_data import RunData
 from dilocox.node.starts import Starts
 from dilocox.protocol import limits
 from dilocox.protocol.chain import taken
@@ -73,18 +74,17 @@ def make_archiver(
     place: Place,
     manifest: Manifest,
     chain: ChainFile,
-    starts: Starts,
-    exchange: Exchange,
+    run_data: RunData,
 ) -> tuple["Archiver", set[bytes]]:
     """And what must stay in the place's store while it is being archived. Raises ConfigError."""
     named, supplies = named_store(manifest.data, settings.data), None
     data = named or BlobStore(home.folder / "data")
     if named is None:
         me, network = home.identity.peer, place.network
-        supplies = Exchange(manifest, (), data, network.directory, place.channels, me, place.heads)
-    carrier = Carrier(manifest, starts, exchange, place.store, data, supplies)
+        supplies = Downloader(me, data, network.directory, place.channels)
+    carrier = Carrier(manifest, run_data.starts, run_data.downloader, run_data.applies, data, supplies)
     url, key = settings.place.url, settings.place.key
-    archiver = Archiver(manifest, lambda: create_archive(url, manifest.run_id, key), settings, chain, starts, carrier)
+    archiver = Archiver(manifest, lambda: create_archive(url, manifest.run_id, key), settings, chain, run_data.starts, carrier)
     return archiver, carrier.pinned
 
 

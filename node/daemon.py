@@ -20,8 +20,8 @@ from dilocox.node.check import of_room
 from dilocox.node.coordinator_link import CoordinatorLink
 from dilocox.node.data.check import check_corpus
 from dilocox.node.data.supply import Supply
+from dilocox.node.downloader import Downloader
 from dilocox.node.employed import Employed, has_trained, worker_pool
-from dilocox.node.exchange import Exchange
 from dilocox.node.forks import check_forks, follow_owner
 from dilocox.node.imported import import_weights
 from dilocox.node.machine import this_machine
@@ -31,9 +31,10 @@ from dilocox.node.participant import Participant
 from dilocox.node.place import MANIFEST, Place, keep_manifest, make_holding, open_chain, run_peer
 from dilocox.node.privacy import steps_left
 from dilocox.node.restoring import Restorer
+from dilocox.node.run_data import open_run_data
 from dilocox.node.sampling import Asker
 from dilocox.node.settings import NodeSettings
-from dilocox.node.sharing import Sharing, open_sharing
+from dilocox.node.sharing import Restoring, Sharing, open_restoring
 from dilocox.node.starts import Starts
 from dilocox.protocol import phase
 from dilocox.protocol.attestation import SIMULATED, AttestationError
@@ -104,25 +105,22 @@ async def _take_part(
     events = await open_diary(place.folder, home.folder, settings.notice, about, tasks, files, lambda: coordinator.connected)
     own = await asyncio.to_thread(OwnStatements, place.folder / "own.db", manifest.run_id)
     files.callback(own.close)
-    stages = range(manifest.model.stages)
     archive = ArchiveSource(settings.archive, manifest.run_id) if settings.archive is not None else None
     states = BlobStore(place.folder / "audits")
-    exchange, supplies, audits = (
-        Exchange(
-            manifest, stages, store, network.directory, place.channels, me.peer, place.heads, lambda: chain.head.roster, archive
-        )
-        for store in (place.store, data, states)
-    )
-    starts = Starts(manifest, chain, place.store, exchange)
+    restoring = await asyncio.to_thread(open_restoring, place, chain)
+    restorer = restoring.restorer if restoring is not None else None
+
+    def downloader(store: BlobStore, shares: Restorer | None = None) -> Downloader:
+        return Downloader(me.peer, store, network.directory, place.channels, lambda: chain.head.roster, archive, shares)
+
+    run_data, supplies, audits = open_run_data(chain, downloader(place.store, restorer)), downloader(data), downloader(states)
+    starts = run_data.starts
     lead = settings.cluster.lead.coordinator if settings.cluster else ""
-    sharing = await asyncio.to_thread(open_sharing, place, manifest, chain, me.peer, starts, exchange)
     holding = await asyncio.to_thread(make_holding, place, home, manifest, chain, settings.upload_copies, lead)
     place.blobs.keeper = holding
     prover = prover_for(settings, home, manifest)
     place.attestor.prover = prover
-    crew = Employed(
-        settings, machine, home.folder, me, manifest, place, chain, exchange, starts, holding, pool, tasks, own_text
-    )
+    crew = Employed(settings, machine, home.folder, me, manifest, place, chain, run_data, holding, pool, tasks, own_text)
     participant = Participant(
         me,
         manifest,
@@ -130,7 +128,7 @@ async def _take_part(
         own,
         coordinator,
         network.directory,
-        exchange,
+        run_data.downloader,
         tasks,
         events,
         prover,
@@ -174,7 +172,7 @@ async def _take_part(
         "supply holders": holding.supply(starts.newest_snapshot),
         "audit": Auditor(participant, machine, places, audits, supplies).run(),
         **({"prove": participant.prove()} if prover is not None else {}),
-        **(_keeping_shares(*sharing, participant) if sharing is not None else {}),
+        **(_keeping_shares(restoring, participant, starts, place.store) if restoring is not None else {}),
     }
     for name, loop in loops.items():
         tasks.start(loop, name)
@@ -196,9 +194,14 @@ async def _finish(participant: Participant, attendance: Attendance, ends: bool) 
         await attendance.leave(at_once=False)
 
 
-def _keeping_shares(sharing: Sharing, restorer: Restorer, participant: Participant) -> dict[str, Coroutine[Any, Any, None]]:
-    """Loops: make our shares, and ask others for theirs."""
-    return {"share": sharing.run(), "sample": Asker(participant, restorer, sharing.shares, SystemRandom()).run()}
+def _keeping_shares(
+    restoring: Restoring, participant: Participant, starts: Starts, store: BlobStore
+) -> dict[str, Coroutine[Any, Any, None]]:
+    """Return the loops that make our shards, and that ask peers for theirs."""
+    shares, restorer = restoring
+    me = participant.identity.peer
+    sharing = Sharing(participant.manifest, participant.chain, store, shares, me, starts.oldest_kept)
+    return {"share": sharing.run(), "sample": Asker(participant, restorer, shares, SystemRandom()).run()}
 
 
 def warn_of_room(manifest: Manifest, home: Path, devices: int | None) -> None:

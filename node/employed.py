@@ -2,26 +2,30 @@
 
 import logging
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from dilocox.node.boxes.follower import Follower
 from dilocox.node.boxes.lead import BoxAdmission
 from dilocox.node.boxes.link import CLUSTER_LINK, ClusterLink, address_on, load_or_create_secret
+from dilocox.node.boxes.own_host import OwnHost
 from dilocox.node.boxes.team import Team
-from dilocox.node.exchange import Exchange
 from dilocox.node.generations import Generations
 from dilocox.node.holding import Holding
 from dilocox.node.machine import Machine
 from dilocox.node.own_text import OwnText
 from dilocox.node.participant import Participant, Workers
+from dilocox.node.payload_checker import PayloadChecker
 from dilocox.node.place import MANIFEST, Place
+from dilocox.node.run_data import RunData
 from dilocox.node.settings import NodeSettings
-from dilocox.node.starts import Starts
+from dilocox.node.shard_roots import ShardRoots
 from dilocox.node.worker_settings import WorkerSettings
 from dilocox.node.workers import LOOPBACK, Launch, WorkerPool
 from dilocox.protocol import member
 from dilocox.protocol.crypto import Identity, sha256
+from dilocox.protocol.head import Cluster
 from dilocox.protocol.ids import JoinLink, several
 from dilocox.protocol.manifest import Manifest
 from dilocox.transport.blobs import BlobStore
@@ -86,8 +90,7 @@ class Employed:
     manifest: Manifest
     place: Place
     chain: ChainFile
-    exchange: Exchange
-    starts: Starts
+    run_data: RunData
     holding: Holding
     pool: WorkerPool
     tasks: Tasks
@@ -102,6 +105,7 @@ class Employed:
     def workers(self, participant: Participant) -> Workers:
         machine, interface = self.machine, self.settings.interface or LOOPBACK
         manifest, me, chain, place = self.manifest, self.identity.peer, self.chain, self.place
+        starts = self.run_data.starts
         if self.settings.cluster is not None:
             return Follower(
                 manifest,
@@ -111,8 +115,8 @@ class Employed:
                 chain,
                 place.store,
                 self.holding,
-                self.exchange,
-                self.starts,
+                self._own_host(),
+                starts,
                 self.pool,
                 machine,
                 interface,
@@ -125,9 +129,7 @@ class Employed:
         if others:
             place.lead.admission = self._admission(machine.cuda, others)
         patience = self.settings.box_patience
-        team = Team(
-            manifest, me, machine, self.pool, self.exchange, self.starts, self.holding, place.lead, others, interface, patience
-        )
+        team = Team(manifest, me, machine, self.pool, self._own_host(), place.lead, others, interface, patience)
         team.laid = lambda hosts: participant.feed(member.Laid(hosts))
         team.whole = lambda here: participant.feed(member.Whole(here))
         team.tell = participant.tell
@@ -137,7 +139,7 @@ class Employed:
             chain,
             place.store,
             self.holding,
-            self.starts,
+            starts,
             team,
             self.tasks,
             lambda: participant.state,
@@ -146,6 +148,16 @@ class Employed:
             participant.tell,
             self.own_text.account if self.own_text is not None else None,
         )
+
+    def _own_host(self) -> OwnHost:
+        manifest, data = self.manifest, self.run_data
+
+        def roster() -> Mapping[str, Cluster]:
+            return self.chain.head.roster
+
+        checker = PayloadChecker(manifest, data.downloader, data.hosted, roster)
+        roots = ShardRoots(manifest, self.place.store, roster)
+        return OwnHost(data.hosted, checker, data.applies, data.starts, roots, self.holding)
 
     def _admission(self, cuda: bool, others: int) -> BoxAdmission:
         """And write the link that our other boxes need."""

@@ -18,11 +18,12 @@ from prometheus_client import CollectorRegistry
 from dilocox.node.archiver import Archiver, ArchiveSettings, check_sealing, make_archiver
 from dilocox.node.check import Role, no_part
 from dilocox.node.coordinator_link import CoordinatorLink
-from dilocox.node.exchange import Exchange
+from dilocox.node.downloader import Downloader
 from dilocox.node.forks import check_forks, follow_owner, is_ours, replaced
 from dilocox.node.holding import Holding
 from dilocox.node.own import OwnStatements
 from dilocox.node.place import PeerSettings, Place, keep_manifest, make_holding, open_chain, run_peer
+from dilocox.node.run_data import open_run_data
 from dilocox.node.starts import Starts
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import LocalError, RemoteError
@@ -77,13 +78,11 @@ async def _hold(
     place.door.tell("looking through what it keeps")
     open_chain(place, chain, tasks)
     holding = await asyncio.to_thread(make_holding, place, home, manifest, chain, None)
-    stages = range(manifest.model.stages) if settings.archive else ()
-    exchange = Exchange(
-        manifest, stages, place.store, directory, place.channels, me.peer, place.heads, lambda: chain.head.roster
-    )
+    downloader = Downloader(me.peer, place.store, directory, place.channels, lambda: chain.head.roster)
+    run_data = open_run_data(chain, downloader, None if settings.archive else ())
+    starts = run_data.starts
     own = await asyncio.to_thread(OwnStatements, place.folder / "own.db", manifest.run_id)
     files.callback(own.close)
-    starts = Starts(manifest, chain, place.store, exchange)
     role = "holder" if settings.archive is None else "archive"
     about = {"name": settings.name, "run": manifest.run.name, "run_id": link.run_id.hex(), "peer": me.peer, "role": role}
     events = await open_diary(place.folder, home.folder, settings.notice, about, tasks, files, lambda: coordinator.connected)
@@ -91,7 +90,7 @@ async def _hold(
     if settings.archive is not None:
         assert coordinator.signed_manifest is not None, "it said what the run is"
         await asyncio.to_thread(chain.keep_signed_manifest, coordinator.signed_manifest)
-        holder.archiver, holder.pinned = make_archiver(settings.archive, home, place, manifest, chain, starts, exchange)
+        holder.archiver, holder.pinned = make_archiver(settings.archive, home, place, manifest, chain, run_data)
     await asyncio.to_thread(lambda: place.store.sweep(place.store.partials()))  # of what was coming, half is here for ever
     await holder.retain()
     if named:

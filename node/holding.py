@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
-from dilocox.node.exchange import Finder
+from dilocox.node.downloader import Finder
 from dilocox.protocol import limits
 from dilocox.protocol.crypto import Identity, sha256
 from dilocox.protocol.errors import RemoteError

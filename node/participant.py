@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from dilocox.node.attest.prover import Prover
 from dilocox.node.coordinator_link import CoordinatorLink
 from dilocox.node.crew import Progress
-from dilocox.node.exchange import Exchange
+from dilocox.node.downloader import Downloader
 from dilocox.node.forks import is_ours, replaced
 from dilocox.node.offering import keep_offering
 from dilocox.node.own import OwnStatements
@@ -87,7 +87,7 @@ class Participant:
         own: OwnStatements,
         coordinator: CoordinatorLink,
         directory: Directory,
-        exchange: Exchange,
+        downloader: Downloader,
         tasks: Tasks,
         kept: EventLog,
         prover: Prover | None,
@@ -99,7 +99,7 @@ class Participant:
         to which what we earn is paid."""
         self.identity, self.manifest, self.chain = identity, manifest, chain
         self.cluster = lead or identity.peer
-        self._own, self._coordinator, self.exchange, self._tasks = own, coordinator, exchange, tasks
+        self._own, self._coordinator, self.downloader, self._tasks = own, coordinator, downloader, tasks
         self.prover = prover
         self._directory = directory
         self._told: pb.PeerRecord | None = None
@@ -282,7 +282,7 @@ class Participant:
         self._directory.know(self.chain.parties)
         self.feed(member.Committed(commit, self.chain.head))
         self._accepted = None
-        self.exchange.traffic.closed(commit.body.round)
+        self.downloader.traffic.closed(commit.body.round)
         self.workers.chain_grew()
 
     async def offer(self) -> None:

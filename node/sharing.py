@@ -10,10 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from dilocox.node.exchange import Exchange
 from dilocox.node.place import Place
 from dilocox.node.restoring import Restorer
-from dilocox.node.starts import Starts
 from dilocox.protocol import limits
 from dilocox.protocol.chain import taken
 from dilocox.protocol.data_root import commit_tree, ways
@@ -32,7 +30,7 @@ from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.rpc import in_thread
 from dilocox.transport.shares import ShareStore, make_share, share_bytes, share_root
 
-__all__ = ["Sharing", "named_by", "open_sharing"]
+__all__ = ["Restoring", "Sharing", "named_by", "open_restoring"]
 
 log = logging.getLogger(__name__)
 
@@ -245,16 +243,20 @@ class Sharing:
         return named
 
 
-def open_sharing(
-    place: Place, manifest: Manifest, chain: ChainFile, me: str, starts: Starts, exchange: Exchange
-) -> tuple[Sharing, Restorer] | None:
-    """Serve the shares that are here, and restore from shares what nobody serves; None where the run keeps none. Blocking. Raises
-    ConfigError where none can be made here."""
-    if manifest.availability is None:
+class Restoring(NamedTuple):
+    """The erasure shards of this machine, and what restores blobs from those of all peers."""
+
+    shares: ShareStore
+    restorer: Restorer
+
+
+def open_restoring(place: Place, chain: ChainFile) -> Restoring | None:
+    """Serve the shards that are here; None where the run keeps none. Blocking. Raises ConfigError where none can be made here."""
+    if chain.manifest.availability is None:
         return None
     erasure.need_coder()
     shares = ShareStore(place.folder / "shares")
     place.blobs.shelves = (*place.blobs.shelves, shares)
     place.blobs.share = shares.get
-    exchange.shares = restorer = Restorer(place.folder / "restoring", place.network.directory, place.channels, chain, shares)
-    return Sharing(manifest, chain, place.store, shares, me, starts.oldest_kept), restorer
+    restorer = Restorer(place.folder / "restoring", place.network.directory, place.channels, chain, shares)
+    return Restoring(shares, restorer)

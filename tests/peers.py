@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from dilocox.node.boxes.lead import LeadService
-from dilocox.node.exchange import Exchange
+from dilocox.node.boxes.own_host import OwnHost
+from dilocox.node.downloader import Downloader
 from dilocox.node.forks import Forks
 from dilocox.node.holding import Holding
+from dilocox.node.restoring import Restorer
 from dilocox.protocol.errors import LocalError
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement
@@ -25,7 +27,9 @@ from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.heads import Heads
 from dilocox.transport.rpc import ChannelPool, create_server
 from dilocox.transport.serve import PeerService
+from dilocox.transport.shares import ShareStore
 from dilocox.transport.tasks import Tasks
+from tests.exchanges import Exchange, exchange_of
 from tests.helpers import identity
 
 PATIENCE_SECONDS = 60.0
@@ -48,6 +52,12 @@ class Peer:
     record: pb.PeerRecord
     everybody: "Everybody"
     heads: Heads
+    shares: ShareStore | None
+    restorer: Restorer | None
+
+    @property
+    def own_host(self) -> OwnHost:
+        return self.exchange.own_host(self.chain, self.holding)
 
     async def ended(self) -> LocalError:
         with pytest.raises(LocalError) as caught:
@@ -94,13 +104,18 @@ async def meeting(folder: Path, run: Manifest, *chains: list[Statement[pb.Commit
             closing.push_async_callback(server.stop, 0)
             forks = Forks(file, everybody, channels, tasks)
             heads.ours, heads.heard = forks.tip, forks.heard
-            exchange = Exchange(run, range(2), store, everybody, channels, identity(number).peer, heads)
+            shares = ShareStore(home / "shares") if run.availability is not None else None
+            restorer = None
+            if shares is not None:
+                restorer = Restorer(home / "restoring", everybody, channels, file, shares)
+                service.share, service.shelves = shares.get, (shares,)
+            downloader = Downloader(identity(number).peer, store, everybody, channels, shares=restorer)
+            exchange = exchange_of(run, downloader, range(2))
             record = pb.PeerRecord(address=f"127.0.0.1:{port}", certificate=certificate.certificate_der)
             everybody.records[identity(number).peer] = record
             spend = service.traffic.upload.spend
             holding = Holding(identity(number), run, file, store, everybody, channels, lambda: True, spend)
             service.keeper = holding
-            peers.append(
-                Peer(number, file, store, tasks, channels, forks, exchange, holding, service, lead, record, everybody, heads)
-            )
+            parts = exchange, holding, service, lead, record, everybody, heads, shares, restorer
+            peers.append(Peer(number, file, store, tasks, channels, forks, *parts))
         yield peers

@@ -22,7 +22,7 @@ def node_metrics(
     def peers() -> Mapping[str, int]:
         return {"roster": len(participant.chain.head.cluster_by_peer)}
 
-    traffic = participant.exchange.traffic
+    traffic = participant.downloader.traffic
     run = RunMetrics("node", participant.chain, participant.events, peers, traffic, participant.cluster)
     registry.register(run)
     registry.register(NodeMetrics(participant, reach, connected))

@@ -35,7 +35,7 @@ def node_status(
     """Am I reachable, in sync, in this round, and counted?"""
     progress, chain = participant.progress, participant.chain
     head = chain.head
-    fetched = participant.exchange.statistics()
+    fetched = participant.downloader.statistics()
     history = participant.counted_history()
     last = chain.commit(head.round - 1) if head.round else None
     mine = [item for item in last.body.excluded if item.peer == participant.cluster] if last else []
@@ -85,7 +85,7 @@ def node_status(
         "total_steps": progress.total_steps,
         "clock_seconds": progress.clock_seconds,
         "codec_cpu_seconds": progress.codec_cpu_seconds,
-        "network": views.network(participant.exchange.traffic),
+        "network": views.network(participant.downloader.traffic),
         "allreduce_bytes": _allreduce_bytes(participant),
         "fetch_failures": fetched.failures,
         "downloading": {"held": fetched.held, "size": fetched.wanted} if fetched.wanted else None,
@@ -102,7 +102,7 @@ def node_status(
 
 def _allreduce_bytes(participant: Participant) -> int:
     """In the round that we sent for last; 0 where none is whole yet."""
-    last = participant.exchange.traffic.last_round
+    last = participant.downloader.traffic.last_round
     commit = participant.chain.commit(last.round) if last is not None else None
     if last is None or commit is None:
         return 0

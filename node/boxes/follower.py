@@ -11,10 +11,10 @@ import grpc
 import grpc.aio
 
 from dilocox.node.boxes.link import ClusterLink, proof
+from dilocox.node.boxes.own_host import OwnHost
 from dilocox.node.boxes.stream import ALIVE_SECONDS, Silence, pump
 from dilocox.node.coordinator_link import Backoff
 from dilocox.node.crew import Crew
-from dilocox.node.exchange import Exchange
 from dilocox.node.holding import Holding
 from dilocox.node.keeping import Keeping, blobs_of
 from dilocox.node.machine import Machine
@@ -60,7 +60,7 @@ class Follower:
         chain: ChainFile,
         store: BlobStore,
         holding: Holding,
-        exchange: Exchange,
+        own: OwnHost,
         starts: Starts,
         pool: WorkerPool,
         machine: Machine,
@@ -72,7 +72,7 @@ class Follower:
     ) -> None:
         """`corpus`: digest of our own data, where the run's are private."""
         self._manifest, self._me, self._link, self._channels, self._chain = manifest, me, link, channels, chain
-        self._store, self._holding, self._exchange, self._starts, self._pool = store, holding, exchange, starts, pool
+        self._store, self._own, self._pool = store, own, pool
         self._machine, self._interface = machine, interface
         self._tasks, self._feed, self._tell, self._corpus = tasks, feed, tell, corpus
         self._crew = Crew(lambda: 0)
@@ -184,7 +184,7 @@ class Follower:
     async def _beat(self) -> None:
         """Waits for no thread: those may all be hashing."""
         while True:
-            self._say(alive=boxes.BoxAlive(ticks=self._ticks, serves=self._holding.serves_its_own()))
+            self._say(alive=boxes.BoxAlive(ticks=self._ticks, serves=self._own.serves_its_own()))
             await asyncio.sleep(ALIVE_SECONDS)
 
     async def _count(self) -> None:
@@ -231,7 +231,7 @@ class Follower:
         if before is not None:
             self._pool.end_generation()
             await asyncio.wait({before})
-        self._exchange.stages = frozenset(launch.stages)
+        self._own.host(launch.stages)
         self._starting, self._taken = {}, {}
         self._tell(Status("starting", "starting the stage workers"))
         meeting = await asyncio.start_server(partial(self._meet, stub), "127.0.0.1", 0)
@@ -276,14 +276,14 @@ class Follower:
         while (item := await self._pool.events.get()) is not None:
             rank, event = item
             if event.HasField("hello"):
-                hellos.append((rank, await asyncio.to_thread(self._starts.sound, event.hello)))
+                hellos.append((rank, await self._own.sound(event.hello)))
                 if len(hellos) == len(launch.ranks):
                     await self._keeping.begin([hello for _, hello in hellos])
                     for number, hello in hellos:
                         self._pass_on(launch, number, worker.WorkerEvent(hello=hello))
                 continue
             if event.HasField("boundary"):
-                event = worker.WorkerEvent(boundary=await asyncio.to_thread(self._exchange.with_roots, event.boundary))
+                event = worker.WorkerEvent(boundary=await self._own.with_roots(event.boundary))
                 self._keeping.boundary(event.boundary.round, blobs_of(event.boundary.payloads))
                 if event.boundary.HasField("marks"):
                     self._keeping.marks(event.boundary.round, event.boundary.marks)
@@ -312,9 +312,9 @@ class Follower:
                     await self._chain_to(ask.take + 1)
                     if (commit := self._chain.commit(ask.take)) is None:
                         raise RemoteError(pb.REASON_UNAVAILABLE, f"commit {ask.take} is not here any more")
-                    self._taken[ask.take] = await self._exchange.take(commit)
+                    self._taken[ask.take] = await self._own.take(commit)
                 case "keep":
-                    answer.holders.extend(await self._holding.find(ask.keep.blobs))
+                    answer.holders.extend(await self._own.find_relays(ask.keep.blobs))
                 case "start":
                     self._starting[ask.number] = await self._prepare(ask.start.start)
         except RemoteError as error:
@@ -326,15 +326,15 @@ class Follower:
     async def _prepare(self, start: worker.Start) -> tuple[worker.Start, list[worker.Apply]]:
         """With what it needs, and what it replays. Its commits come from our own chain."""
         await self._chain_to(start.round + start.replays)
-        await self._starts.with_commits(start)
-        return start, await self._starts.have(start, lambda why: self._tell(Status("synchronising", why)))
+        await self._own.with_commits(start)
+        return start, await self._own.have(start, lambda why: self._tell(Status("synchronising", why)))
 
     async def _judge(self, asked: boxes.AskJudge) -> Verdict:
         contribution: Statement[pb.Contribution] = open_envelope(
             asked.contribution, self._manifest.run_id, (pb.KIND_CONTRIBUTION,)
         )
         self._keeping.judged(contribution.body)
-        return await self._exchange.judge(contribution, asked.base, asked.rank_or_k)
+        return await self._own.judge(contribution, asked.base, asked.rank_or_k)
 
     async def _chain_to(self, length: int) -> None:
         """Our own copy of the chain comes from the coordinator, a moment after the lead's. Raises RemoteError where it does not."""

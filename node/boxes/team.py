@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from dilocox.node.boxes.lead import LeadService, RemoteBox
-from dilocox.node.exchange import Exchange
-from dilocox.node.holding import Holding
+from dilocox.node.boxes.own_host import OwnHost
 from dilocox.node.machine import Machine
 from dilocox.node.memory import Lack, lacks
-from dilocox.node.starts import Starts, without_commits
+from dilocox.node.starts import without_commits
 from dilocox.node.tiling import Tiling, listed, stretches, tilings
 from dilocox.node.workers import LOOPBACK, STOP_SECONDS, Launch, WorkerPool
 from dilocox.protocol import limits, member
@@ -74,9 +73,7 @@ class Team:
         me: str,
         machine: Machine,
         pool: WorkerPool,
-        exchange: Exchange,
-        starts: Starts,
-        holding: Holding,
+        own: OwnHost,
         lead: LeadService,
         others: int = 0,
         interface: str = LOOPBACK,
@@ -85,7 +82,7 @@ class Team:
         """`machine`: this box; `others`: so many boxes beside it; `interface`: on which they exchange tensors; `patience`: so
         many seconds a box that was here and is gone is waited for, before the others share out its stages."""
         self._manifest, self._me, self._machine, self._pool = manifest, me, machine, pool
-        self._exchange, self._starts, self._holding, self._lead = exchange, starts, holding, lead
+        self._own, self._lead = own, lead
         self._others, self._interface, self._patience = others, interface, patience
         self.laid: Callable[[tuple[HostRange, ...]], None] = lambda hosts: None
         """Told how the run's stages lie on the boxes."""
@@ -180,7 +177,7 @@ class Team:
         self._hosts, self._laid_out_for = layout.hosts(stages), self._machines(followers)
         self._lead.changed.set()  # who waits for a verdict asks those who host the stages now
         self._look()
-        self._exchange.stages = frozenset(tiling.stages(0, stages))
+        self._own.host(tiling.stages(0, stages))
         self.laid(self._hosts if followers else ())
         self._log(layout, [machine.devices for machine in self._machines(followers)])
         forwarding = asyncio.create_task(self._forward())
@@ -261,9 +258,9 @@ class Team:
         while (item := await self._pool.events.get()) is not None:
             rank, event = item
             if event.HasField("hello"):
-                event = worker.WorkerEvent(hello=await asyncio.to_thread(self._starts.sound, event.hello))
+                event = worker.WorkerEvent(hello=await self._own.sound(event.hello))
             if event.HasField("boundary"):
-                event = worker.WorkerEvent(boundary=await asyncio.to_thread(self._exchange.with_roots, event.boundary))
+                event = worker.WorkerEvent(boundary=await self._own.with_roots(event.boundary))
             self._phases += event.HasField("boundary")
             self.events.put_nowait((rank, event))
 
@@ -297,7 +294,7 @@ class Team:
 
     async def work_root(self, leaves: bytes, announced: Sequence[pb.Leaf]) -> bytes:
         """Over the shares of what we are to announce; empty where the run keeps none."""
-        return await asyncio.to_thread(self._exchange.work_root, leaves, announced)
+        return await self._own.work_root(leaves, announced)
 
     def score(self, asked: worker.Score) -> None:
         """Every worker scores this, when all can."""
@@ -375,7 +372,7 @@ class Team:
         while True:
             hosts = self._hosts
             with suppress(RelaidError):
-                own = self._exchange.judge(contribution, base, rank_or_k)
+                own = self._own.judge(contribution, base, rank_or_k)
                 verdicts = await _together(own, *(self._verdict(peer, asked, hosts) for peer in self._others_hosting()))
                 if hosts == self._hosts:
                     return next((verdict for verdict in verdicts if verdict[0]), (pb.REASON_UNSPECIFIED, 0))
@@ -395,7 +392,7 @@ class Team:
 
     async def take(self, commit: Statement[pb.Commit]) -> worker.Apply:
         """Every box has what the commit counts of its stages. Raises RemoteError when it is not to be had."""
-        own = self._exchange.take(commit)
+        own = self._own.take(commit)
         apply, *_ = await _together(own, *(self._done(f, take=commit.body.round) for f in self._hosting))
         return apply
 
@@ -404,20 +401,20 @@ class Team:
         asked = boxes.AskStart(start=without_commits(start))
         hosting = self._hosting
         replays, *answers = await _together(
-            self._starts.have(start, say), *(self._done(follower, start=asked) for follower in hosting)
+            self._own.have(start, say), *(self._done(follower, start=asked) for follower in hosting)
         )
         self._prepared = {follower.peer: answer.ask for follower, answer in zip(hosting, answers, strict=True)}
         return replays
 
     def serves_its_own(self) -> bool:
         """Whether others are to have our payloads from every box itself."""
-        return self._holding.serves_its_own() and all(follower.serves for follower in self._hosting)
+        return self._own.serves_its_own() and all(follower.serves for follower in self._hosting)
 
     async def held(self, leaves: bytes, payloads: Sequence[worker.StagePayload]) -> tuple[str, ...]:
         """Have others keep what boxes that cannot be dialled made in a phase; who does. Raises RemoteError where a box goes."""
         finding: list[Awaitable[Sequence[str]]] = []
-        if not self._holding.serves_its_own():
-            finding.append(self._holding.find([leaves, *self._of_box(self._me, payloads)]))
+        if not self._own.serves_its_own():
+            finding.append(self._own.find_relays([leaves, *self._of_box(self._me, payloads)]))
         for follower in self._hosting:
             if not follower.serves:
                 finding.append(self._kept_for(follower, self._of_box(follower.peer, payloads)))

@@ -19,7 +19,6 @@ from dilocox.node.boxes.team import Team
 from dilocox.node.holding import Holding
 from dilocox.node.machine import Machine
 from dilocox.node.memory import fullest_device, host_bytes, lacks, stage_bytes
-from dilocox.node.starts import Starts
 from dilocox.node.tiling import tile
 from dilocox.node.workers import Launch
 from dilocox.protocol import member
@@ -91,9 +90,9 @@ class Cluster:
         self.pools = Pool(), Pool()
         me = identity(0).peer
         lead.lead.admission = BoxAdmission(run.run_id, me, SECRET, cuda=False, most=1)
-        starts = [Starts(run, each.chain, each.store, each.exchange) for each in (lead, box)]
+        starts = box.exchange.starts(box.chain)
         pool: Any = self.pools[0]
-        self.team = Team(run, me, machine, pool, lead.exchange, starts[0], lead.holding, lead.lead, 1, INTERFACE, patience)
+        self.team = Team(run, me, machine, pool, lead.own_host, lead.lead, 1, INTERFACE, patience)
         self.told: list[Status] = []
         self.team.tell = self.told.append
         self.laid: list[tuple[HostRange, ...]] = []
@@ -108,8 +107,8 @@ class Cluster:
             box.chain,
             box.store,
             box.holding,
-            box.exchange,
-            starts[1],
+            box.own_host,
+            starts,
             self.pools[1],  # type: ignore[arg-type]
             Machine(2),
             INTERFACE,
@@ -156,7 +155,7 @@ async def test_a_generation_spans_the_boxes(cluster: Cluster):
     assert (list(ours.ranks), ours.workers, ours.copies, ours.interface) == ([0, 2], 4, 2, INTERFACE)
     assert (list(theirs.ranks), theirs.workers, theirs.copies, theirs.interface) == ([1, 3], 4, 2, INTERFACE)
     assert cluster.laid == [(HostRange(identity(0).peer, 0, 1), HostRange(identity(1).peer, 1, 1))]
-    assert [cluster.lead.exchange.stages, cluster.peer.exchange.stages] == [frozenset({0}), frozenset({1})]
+    assert [cluster.lead.exchange.hosted.stages, cluster.peer.exchange.hosted.stages] == [frozenset({0}), frozenset({1})]
     said = [await cluster.team.events.get() for _ in range(4)]
     assert sorted(item[0] for item in said if item) == [0, 1, 2, 3]
     await until(lambda: cluster.team.processor_ticks() == 14)
@@ -175,7 +174,7 @@ async def test_boxes_of_a_looped_pipeline_host_a_stretch_in_every_turn(tmp_path:
         ours, theirs = (identity(number).peer for number in range(2))
         laid = (HostRange(ours, 0, 2), HostRange(theirs, 2, 1), HostRange(ours, 3, 1), HostRange(theirs, 4, 1))
         assert cluster.laid == [laid], "in stage order"
-        assert [peer.exchange.stages for peer in peers] == [frozenset({0, 1, 3}), frozenset({2, 4})]
+        assert [peer.exchange.hosted.stages for peer in peers] == [frozenset({0, 1, 3}), frozenset({2, 4})]
         assert f"box {ours} hosts stages 0-1, 3-3" in caplog.text
         assert not cluster.team.regroups()
         cluster.team.end_generation()
@@ -223,8 +222,7 @@ async def test_devices_that_have_nothing_to_do_are_named(two: list[Peer], caplog
     caplog.set_level("INFO")
     run = manifest(model={"stages": 3}, training={"microbatches": 2})
     pool, peer = Pool(), two[0]
-    starts = Starts(run, peer.chain, peer.store, peer.exchange)
-    team = Team(run, identity(0).peer, Machine(3), pool, peer.exchange, starts, peer.holding, peer.lead)  # type: ignore[arg-type]
+    team = Team(run, identity(0).peer, Machine(3), pool, peer.own_host, peer.lead)  # type: ignore[arg-type]
     generation = peer.tasks.start(team.run_generation(), "generation")
     await until(lambda: pool.launches)
     assert "2 workers on 3 devices: 1 copy of a pipeline of 2" in caplog.text
@@ -285,7 +283,7 @@ async def test_who_waits_no_longer_shares_out_the_stages_and_takes_the_box_back(
     generation = cluster.lead.tasks.start(cluster.team.run_generation(), "generation")
     await until(lambda: len(cluster.pools[0].launches) == 2)
     assert cluster.laid[-1] == ()
-    assert cluster.lead.exchange.stages == {0, 1}
+    assert cluster.lead.exchange.hosted.stages == {0, 1}
     assert cluster.whole[-1], "nothing is wanting"
     assert not cluster.team.regroups()
     cluster.peer.tasks.start(cluster.box.run(), "box")
@@ -332,10 +330,9 @@ def test_an_interface_that_the_world_reaches_is_warned_of(address: str, warned: 
 
 async def test_a_box_that_cannot_hold_the_model_says_so_before_anything_starts(two: list[Peer]):
     lead, pool = two[0], Pool()
-    starts = Starts(RUN, lead.chain, lead.store, lead.exchange)
     has = needed(1, 1) - 1
     small = Machine(1, host_bytes=has)
-    team = Team(RUN, identity(0).peer, small, pool, lead.exchange, starts, lead.holding, lead.lead)  # type: ignore[arg-type]
+    team = Team(RUN, identity(0).peer, small, pool, lead.own_host, lead.lead)  # type: ignore[arg-type]
     generation = lead.tasks.start(team.run_generation(), "generation")
     await until(lambda: pool.launches or generation.done())
     team.end_generation()
@@ -439,8 +436,8 @@ async def test_every_box_judges_and_one_refusal_refuses(cluster: Cluster, monkey
     contribution = table.contribution(2)
     await cluster.runs()
     for ours, theirs in ((ACCEPTED, ACCEPTED), (ACCEPTED, (pb.REASON_NORM_MISMATCH, 1)), ((pb.REASON_WRONG_BASE, 0), ACCEPTED)):
-        monkeypatch.setattr(cluster.lead.exchange, "judge", judging(ours))
-        monkeypatch.setattr(cluster.peer.exchange, "judge", judging(theirs))
+        monkeypatch.setattr(cluster.lead.exchange.checker, "judge", judging(ours))
+        monkeypatch.setattr(cluster.peer.exchange.checker, "judge", judging(theirs))
         verdict = await cluster.team.judge(contribution, b"base", 4)
         assert verdict == next((each for each in (ours, theirs) if each[0]), ACCEPTED)
     assert set(asked) == {(b"base", 4)}
@@ -457,8 +454,8 @@ async def test_a_verdict_waits_for_a_box_that_is_away(cluster: Cluster, monkeypa
     async def refuse(*_: Any) -> member.Verdict:
         return pb.REASON_NORM_MISMATCH, 1
 
-    monkeypatch.setattr(cluster.lead.exchange, "judge", accept)
-    monkeypatch.setattr(cluster.peer.exchange, "judge", refuse)
+    monkeypatch.setattr(cluster.lead.exchange.checker, "judge", accept)
+    monkeypatch.setattr(cluster.peer.exchange.checker, "judge", refuse)
     generation = await cluster.runs()
     cluster.following.cancel()
     await generation
@@ -481,8 +478,8 @@ async def test_what_nobody_waits_for_any_more_is_dropped_on_the_box(cluster: Clu
             seen.append("ended")
         raise AssertionError
 
-    monkeypatch.setattr(cluster.lead.exchange, "judge", judge)
-    monkeypatch.setattr(cluster.peer.exchange, "judge", judge)
+    monkeypatch.setattr(cluster.lead.exchange.checker, "judge", judge)
+    monkeypatch.setattr(cluster.peer.exchange.checker, "judge", judge)
     await cluster.runs()
     verdict = asyncio.create_task(cluster.team.judge(Table(RUN).genesis().contribution(2), b"base", 4))
     await until(lambda: seen == ["begun"] * 2)
@@ -518,8 +515,8 @@ async def test_what_was_asked_before_a_stream_broke_does_not_keep_what_is_asked_
         raise AssertionError
 
     monkeypatch.setattr(RemoteBox, "ask", ask)
-    monkeypatch.setattr(cluster.lead.exchange, "judge", wait)
-    monkeypatch.setattr(cluster.peer.exchange, "judge", judge)
+    monkeypatch.setattr(cluster.lead.exchange.checker, "judge", wait)
+    monkeypatch.setattr(cluster.peer.exchange.checker, "judge", judge)
     await cluster.runs()
     verdict = asyncio.create_task(cluster.team.judge(Table(RUN).genesis().contribution(2), b"base", 4))
     await until(lambda: seen == ["begun"])
@@ -539,11 +536,11 @@ async def test_what_is_judged_while_the_stages_move_is_judged_where_they_are(two
     asked: list[frozenset[int]] = []
 
     async def judge(*_: Any) -> member.Verdict:
-        asked.append(two[0].exchange.stages)
+        asked.append(two[0].exchange.hosted.stages)
         return ACCEPTED
 
     cluster = Cluster(two[0], two[1], patience=0.0)
-    monkeypatch.setattr(two[0].exchange, "judge", judge)
+    monkeypatch.setattr(two[0].exchange.checker, "judge", judge)
     generation = await cluster.runs()
     cluster.following.cancel()
     await generation
@@ -624,15 +621,15 @@ async def test_every_box_has_what_a_commit_counts_before_it_is_applied(cluster: 
     async def lack(_: Any) -> worker.Apply:
         raise RemoteError(pb.REASON_UNAVAILABLE, "nobody serves stage 1")
 
-    monkeypatch.setattr(cluster.lead.exchange, "take", take)
-    monkeypatch.setattr(cluster.peer.exchange, "take", lack)
+    monkeypatch.setattr(cluster.lead.exchange.applies, "take", take)
+    monkeypatch.setattr(cluster.peer.exchange.applies, "take", lack)
     await cluster.runs()
     with pytest.raises(RemoteError, match="nobody serves stage 1"):
         await cluster.team.take(commit)
-    monkeypatch.setattr(cluster.peer.exchange, "take", take)
+    monkeypatch.setattr(cluster.peer.exchange.applies, "take", take)
     assert await cluster.team.take(commit) == apply
     start = worker.Start(origin=worker.Start.ORIGIN_BOUNDARY, round=2, boundary=1, replays=1)
-    starts = Starts(RUN, cluster.lead.chain, cluster.lead.store, cluster.lead.exchange)
+    starts = cluster.lead.exchange.starts(cluster.lead.chain)
     await starts.with_commits(start)
     assert start.opening_commit == cluster.lead.chain.raw(1)
     assert start.boundary_commit.takes

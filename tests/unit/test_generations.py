@@ -4,13 +4,16 @@ import asyncio
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dilocox.node import generations
 from dilocox.node.boxes.lead import LeadService
+from dilocox.node.boxes.own_host import OwnHost
 from dilocox.node.boxes.team import Team
 from dilocox.node.generations import Generations
+from dilocox.node.hosted import HostedStages
 from dilocox.node.machine import Machine
 from dilocox.node.privacy import Account
 from dilocox.node.starts import Candidate, Starts
@@ -69,8 +72,6 @@ class Pool:
 class Peers:
     """What others serve: no state, and the payloads of the rounds that are not `missing`."""
 
-    stages = frozenset({0, 1})
-
     def __init__(self) -> None:
         self.missing: set[int] = set()
         self.asked: list[int] = []
@@ -81,10 +82,10 @@ class Peers:
             raise RemoteError(pb.REASON_UNAVAILABLE, "nobody is known to hold it")
         return worker.Apply(commit=commit.envelope.SerializeToString())
 
-    def with_roots(self, boundary: worker.Boundary) -> worker.Boundary:
+    def added(self, boundary: worker.Boundary) -> worker.Boundary:
         return boundary
 
-    def work_root(self, leaves: bytes, announced: Sequence[pb.Leaf]) -> bytes:
+    def of_work(self, leaves: bytes, announced: Sequence[pb.Leaf]) -> bytes:
         return b""
 
     def forgotten(self) -> set[bytes]:
@@ -115,9 +116,13 @@ class Node:
         self.events: list[events.Event] = []
         me = identity(0).peer
         state = member.start(RUN, me, self.table.head)
-        starts = Starts(RUN, self.chain, self.store, self.peers)  # type: ignore[arg-type]
+        peers: Any = self.peers
+        peers.store = self.store
+        hosted = HostedStages(range(2))
+        starts = Starts(RUN, self.chain, peers, peers, hosted)
+        own = OwnHost(hosted, peers, peers, starts, peers, peers)
         lead = LeadService(Callers(RUN.run_id, b""), set())
-        team = Team(RUN, me, Machine(1), self.pool, self.peers, starts, self.peers, lead)  # type: ignore[arg-type]
+        team = Team(RUN, me, Machine(1), self.pool, own, lead)  # type: ignore[arg-type]
         self.generations = Generations(
             RUN,
             me,

@@ -17,7 +17,6 @@ from dilocox.node.boxes.lead import LeadService
 from dilocox.node.holder import Holder
 from dilocox.node.holding import Holding
 from dilocox.node.place import Place, make_holding
-from dilocox.node.starts import Starts
 from dilocox.protocol import limits
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.messages import canonical, open_envelope, seal
@@ -59,7 +58,7 @@ async def test_who_cannot_be_dialled_is_kept_by_others_who_serve_it(tmp_path: Pa
         once = len(BIG) + len(b"leaves")
         assert hidden.service.bytes_sent == 2 * once
         for blob in blobs:
-            await stranger.exchange.fetch(blob, [identity(0).peer, *holders])
+            await stranger.exchange.downloader.fetch(blob, [identity(0).peer, *holders])
         assert hidden.service.bytes_sent == 2 * once, "it carried each payload once for each holder, and never more"
         assert set(await hidden.holding.find(blobs)) == set(holders)
 
@@ -70,7 +69,7 @@ async def test_a_contribution_is_judged_by_what_its_holders_serve(tmp_path: Path
         empty = one.store.put([b""])
         body = pb.Contribution(round=1, base_state=digest("base"), leaves=empty, size=1, holders=[identity(1).peer])
         statement = seal(identity(0), pb.KIND_CONTRIBUTION, RUN.run_id, body)
-        judging = voter.exchange.judge(statement, digest("base"), RUN.compression.keep)
+        judging = voter.exchange.checker.judge(statement, digest("base"), RUN.compression.keep)
         reason, _ = await asyncio.wait_for(judging, PATIENCE_SECONDS)
         assert reason == pb.REASON_WRONG_STAGES, "it was fetched, and announces no stage"
 
@@ -88,8 +87,8 @@ async def test_who_does_not_answer_where_it_was_is_looked_up(tmp_path: Path):
 
         one.everybody.look_up = look_up  # type: ignore[method-assign]
         with pytest.raises(RemoteError):
-            await one.exchange.fetch(blob, [moved])
-        await one.exchange.fetch(blob, [moved])
+            await one.exchange.downloader.fetch(blob, [moved])
+        await one.exchange.downloader.fetch(blob, [moved])
         assert asked == [moved]
         assert one.store.verify(blob)
 
@@ -433,7 +432,7 @@ async def test_what_breaks_off_does_not_fill_a_holders_disk(tmp_path: Path):
     run = manifest(run={"holders": [identity(3).peer]}, rounds={"count": 100}, model=RUN.model.model_dump())
     table = Table(run).genesis()
     async with meeting(tmp_path, run, *[list(table.commits)] * 4) as (hidden, _, _, one):
-        starts = Starts(run, one.chain, one.store, one.exchange)
+        starts = one.exchange.starts(one.chain)
         keeps = Holder(identity(3), place_of(one), one.chain, None, one.holding, starts, None, None)  # type: ignore[arg-type]
         one.everybody.know = lambda peers: None  # type: ignore[attr-defined]
         blob, other = hidden.store.put([BIG]), hidden.store.put([BIG[::-1]])
