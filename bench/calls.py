@@ -95,7 +95,7 @@ class Servers:
         async with AsyncExitStack() as closing:
             (peer,) = await closing.enter_async_context(meeting(folder, RUN, table.commits))
             peer.store.put([BLOB])
-            peer.lead.admission = BoxAdmission(RUN.run_id, identity(0).peer, SECRET, cuda=False, most=1)
+            peer.lead.admit(BoxAdmission(RUN.run_id, identity(0).peer, SECRET, cuda=False, most=1))
             peer.service.is_member = lambda name: name in peer.chain.head.cluster_by_peer
             service = cls.coordinate(folder, table)
             certificate = tls.load_or_create(folder)

@@ -10,33 +10,40 @@ from pathlib import Path
 from random import SystemRandom
 from typing import Any
 
-from dilocox.node.api.server import create_node_app
+from dilocox.node.api.server import Sources, create_node_app
 from dilocox.node.attendance import Attendance
 from dilocox.node.attest.attesters import choose_attester, no_attester
-from dilocox.node.attest.prover import Challenger, Prover
+from dilocox.node.attest.prover import Challenger, Prover, prove
 from dilocox.node.auditor import Auditor, AuditPlaces
+from dilocox.node.boxes.lead_line import LeadLine, hello_of
 from dilocox.node.boxes.link import address_on, exposed
+from dilocox.node.boxes.team import ClusterSettings
 from dilocox.node.check import of_room
 from dilocox.node.coordinator_link import CoordinatorLink
+from dilocox.node.crew import Crew
 from dilocox.node.data.check import check_corpus
 from dilocox.node.data.supply import Supply
 from dilocox.node.downloader import Downloader
-from dilocox.node.employed import Employed, has_trained, worker_pool
+from dilocox.node.employed import admission, follow_lead, has_trained, lead_cluster, open_workplace, worker_pool
 from dilocox.node.forks import check_forks, follow_owner
 from dilocox.node.imported import import_weights
+from dilocox.node.judging import Judging
 from dilocox.node.machine import this_machine
+from dilocox.node.member_driver import MemberDriver
 from dilocox.node.own import OwnStatements
 from dilocox.node.own_text import OwnText, open_own_text
-from dilocox.node.participant import Participant
+from dilocox.node.participant import Participant, Workers
 from dilocox.node.place import MANIFEST, Place, keep_manifest, make_holding, open_chain, run_peer
 from dilocox.node.privacy import steps_left
 from dilocox.node.restoring import Restorer
+from dilocox.node.run_context import RunContext
 from dilocox.node.run_data import open_run_data
 from dilocox.node.sampling import Asker
 from dilocox.node.settings import NodeSettings
 from dilocox.node.sharing import Restoring, Sharing, open_restoring
 from dilocox.node.starts import Starts
-from dilocox.protocol import phase
+from dilocox.node.workers import LOOPBACK
+from dilocox.protocol import member, phase
 from dilocox.protocol.attestation import SIMULATED, AttestationError
 from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.protocol.findings import Level
@@ -120,59 +127,52 @@ async def _take_part(
     place.blobs.keeper = holding
     prover = prover_for(settings, home, manifest)
     place.attestor.prover = prover
-    crew = Employed(settings, machine, home.folder, me, manifest, place, chain, run_data, holding, pool, tasks, own_text)
-    participant = Participant(
-        me,
-        manifest,
-        chain,
-        own,
-        coordinator,
-        network.directory,
-        run_data.downloader,
-        tasks,
-        events,
-        prover,
-        crew.workers,
-        lead,
-        settings.account,
-    )
-    supply = Supply(manifest, data, supplies, lambda: chain.parties, participant.tell, bool(settings.data))
+    account = own_text.account if own_text is not None else None
+    context = RunContext(me, chain, place.store, tasks)
+    crew = Crew(tells_loss=account is None or not account.budget.bounds)
+    state = member.start(manifest, me.peer, chain.head, lead=lead, account=settings.account)
+    node = MemberDriver(context, state, own, crew, events)
+    workplace = open_workplace(context, run_data, holding, pool, crew, node, node.cluster)
+    if settings.cluster is not None:
+        hello = hello_of(settings.cluster, me.peer, machine, own_text.digest if own_text is not None else b"")
+        line = LeadLine(settings.cluster, place.channels, hello)
+        employment = follow_lead(context, node, line, workplace, settings.interface)
+    else:
+        if settings.boxes > 1:
+            place.lead.admit(admission(settings, me, place, machine.cuda, own_text.digest if own_text is not None else b""))
+        cluster = ClusterSettings(settings.boxes - 1, settings.interface or LOOPBACK, settings.box_patience)
+        employment = lead_cluster(context, node, machine, place.lead, workplace, cluster, account)
+    traffic = place.channels.traffic
+    participant = Participant(context, node, employment.workers, coordinator, network.directory, own, traffic)
+    node.resume()
+    supply = Supply(manifest, data, supplies, lambda: chain.parties, node.show, bool(settings.data))
     challenger = Challenger(manifest, network.directory, place.channels)
-    attendance = Attendance(
-        participant, tasks, place.folder, settings.hours, own_text.account if own_text is not None else None
-    )
+    attendance = Attendance(node, employment.workers, tasks, place.folder, settings.hours, account)
     await attendance.look()
-    app = create_node_app(
-        participant,
-        attendance,
-        home.api_key(),
-        network.directory,
-        place.blobs,
-        challenger,
-        settings.name,
-        network.address,
-        network.reach,
-        coordinator,
-    )
+    sources = Sources(settings.name, network, place.blobs, run_data.downloader, coordinator, prover)
+    app = create_node_app(participant, attendance, home.api_key(), challenger, sources)
     await place.door.show(app)
     closing.push_async_callback(place.door.wait, "it ends")
     home.announce(role="node", api=place.door.url, run_id=link.run_id.hex(), name=settings.name, **network.ports)
     log.info("%s is %s, serving on %s, page and API %s", settings.name, me.peer, network.address, place.door.url)
     closing.push_async_callback(place.lead.close)
-    closing.push_async_exit(partial(_leave, participant, attendance))
+    closing.push_async_exit(partial(_leave, employment.workers, attendance))
     places = AuditPlaces(home.folder, place.folder / MANIFEST, data, place.store, states, bool(settings.data))
     loops = {
         "watch": participant.watch(),
         "offer": participant.offer(),
         "hours": attendance.keep(),
+        "attendance": attendance.follow(),
         "supervise": _train(supply, participant, attendance, tasks, own_text),
         "beat": participant.beat(),
         "remind": remind(participant),
-        "finish": _finish(participant, attendance, settings.exit_when_finished),
+        "finish": _finish(node, attendance, settings.exit_when_finished),
         "supply holders": holding.supply(starts.newest_snapshot),
-        "audit": Auditor(participant, machine, places, audits, supplies).run(),
-        **({"prove": participant.prove()} if prover is not None else {}),
-        **(_keeping_shares(restoring, participant, starts, place.store) if restoring is not None else {}),
+        "audit": Auditor(node, machine, places, audits, supplies).run(),
+        **({"judge": Judging(node, employment.judge, tasks).run()} if employment.judge is not None else {}),
+        **employment.loops,
+        **({"attest": prover.stay_attested(coordinator), "prove": prove(prover, node)} if prover is not None else {}),
+        **(_keeping_shares(restoring, node, starts, place.store) if restoring is not None else {}),
     }
     for name, loop in loops.items():
         tasks.start(loop, name)
@@ -180,28 +180,28 @@ async def _take_part(
 
 async def remind(participant: Participant) -> None:
     """While the run waits for its first clusters, log which setting says how many."""
-    while not participant.state.head.round:
+    while not participant.machine.state.head.round:
         await asyncio.sleep(REMINDER_SECONDS)
-        if not participant.state.head.round and participant.state.connected:
+        if not participant.machine.state.head.round and participant.machine.state.connected:
             log.warning("%s: %s", participant.round_why, FEWER_MACHINES)
 
 
-async def _finish(participant: Participant, attendance: Attendance, ends: bool) -> None:
+async def _finish(node: MemberDriver, attendance: Attendance, ends: bool) -> None:
     """Once the run is finished, log what comes next, or end the daemon."""
-    await participant.finished.wait()
+    await node.finished.wait()
     log.info("the run is finished. Next: %s", "this node ends (--exit-when-finished)" if ends else FINISHED)
     if ends:
         await attendance.leave(at_once=False)
 
 
 def _keeping_shares(
-    restoring: Restoring, participant: Participant, starts: Starts, store: BlobStore
+    restoring: Restoring, node: MemberDriver, starts: Starts, store: BlobStore
 ) -> dict[str, Coroutine[Any, Any, None]]:
     """Return the loops that make our shards, and that ask peers for theirs."""
     shares, restorer = restoring
-    me = participant.identity.peer
-    sharing = Sharing(participant.manifest, participant.chain, store, shares, me, starts.oldest_kept)
-    return {"share": sharing.run(), "sample": Asker(participant, restorer, shares, SystemRandom()).run()}
+    me = node.identity.peer
+    sharing = Sharing(node.manifest, node.chain, store, shares, me, starts.oldest_kept)
+    return {"share": sharing.run(), "sample": Asker(node, restorer, shares, SystemRandom()).run()}
 
 
 def warn_of_room(manifest: Manifest, home: Path, devices: int | None) -> None:
@@ -232,7 +232,7 @@ async def _train(
     corpus = await supply.begin()
     if own_text is not None:
         await asyncio.to_thread(own_text.check, participant.manifest, corpus)
-    reading = partial(phase.reading, participant.manifest, participant.cluster)
+    reading = partial(phase.reading, participant.manifest, participant.machine.cluster)
     following = supply.follow(
         corpus, lambda: reading(participant.chain.head), lambda: participant.progress.waiting == phase.SAMPLES_COMING
     )
@@ -240,12 +240,10 @@ async def _train(
     await attendance.work()
 
 
-async def _leave(
-    participant: Participant, attendance: Attendance, kind: object, error: BaseException | None, trace: object
-) -> None:
+async def _leave(workers: Workers, attendance: Attendance, kind: object, error: BaseException | None, trace: object) -> None:
     """Who only waits for room says no goodbye: it comes back, perhaps before two commits came without it."""
     if error is not None and lack_of_room(error):
-        await participant.workers.stop()
+        await workers.stop()
     else:
         await attendance.go(GOODBYE_SECONDS)
 

@@ -6,7 +6,7 @@ import os
 import re
 import time
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 import grpc.aio
@@ -14,6 +14,7 @@ import grpc.aio
 from dilocox.node.attest.attesters import Attester
 from dilocox.node.attest.verify import appraise
 from dilocox.node.coordinator_link import Answer, CoordinatorLink
+from dilocox.protocol import events, member
 from dilocox.protocol.attestation import (
     NONCE_BYTES,
     AttestationError,
@@ -37,7 +38,7 @@ from dilocox.transport.callers import Context
 from dilocox.transport.presence import Directory
 from dilocox.transport.rpc import ChannelPool
 
-__all__ = ["AttestorService", "Challenger", "Prover", "Result"]
+__all__ = ["AttestorService", "Challenger", "Prover", "Result", "prove"]
 
 log = logging.getLogger(__name__)
 
@@ -112,6 +113,25 @@ class Prover:
             label = " (simulated)" if result.kind == "simulated" else ""
             log.log(logging.INFO if result.attested else logging.WARNING, "%s, kind %s%s", what, result.kind, label)
         self.changed.set()
+
+
+class Machine(Protocol):
+    def feed(self, event: member.Attestation) -> None: ...
+
+    def emit(self, event: events.Event) -> None: ...
+
+
+async def prove(prover: Prover, machine: Machine) -> None:
+    """Feed the machine whether we are attested, for ever: its claim waits for that."""
+    refused = ""
+    while True:
+        await prover.changed.wait()
+        prover.changed.clear()
+        result = prover.result
+        if result.code and result.code != refused:
+            machine.emit(events.AttestationRefused(result.code, result.reason))
+        refused = result.code
+        machine.feed(member.Attestation(result.attested, result.reason))
 
 
 class AttestorService(rpc.AttestorServicer):

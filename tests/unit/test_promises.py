@@ -12,15 +12,16 @@ import torch
 
 from dilocox.node.crew import Progress
 from dilocox.node.downloader import Downloader
+from dilocox.node.member_driver import MemberDriver
 from dilocox.node.outer.state import StageState
 from dilocox.node.own import OwnStatements
 from dilocox.node.participant import Participant
+from dilocox.node.run_context import RunContext
 from dilocox.node.starts import state_blob
 from dilocox.node.training.trainer import Commit, Take
-from dilocox.protocol import limits
+from dilocox.protocol import limits, member
 from dilocox.protocol.errors import LocalError, RemoteError
 from dilocox.protocol.manifest import open_manifest
-from dilocox.protocol.member import MemberState
 from dilocox.protocol.messages import canonical, parse, seal
 from dilocox.protocol.norms import norm_code
 from dilocox.protocol.payload import owner_of
@@ -32,6 +33,7 @@ from dilocox.transport.event_log import EventLog
 from dilocox.transport.presence import Directory
 from dilocox.transport.rpc import ChannelPool
 from dilocox.transport.tasks import Tasks
+from dilocox.transport.traffic import Traffic
 from tests.exchanges import exchange_of
 from tests.helpers import COORDINATOR, Table, digest, identity, manifest
 
@@ -55,18 +57,15 @@ def test_a_manifest_is_its_owner_s():
 async def test_two_commits_for_one_round_halt_a_node(tmp_path: Path):
     table = Table(RUN).genesis()
     table.train(1)
-    node = Participant.__new__(Participant)
-    node.manifest, node.chain = RUN, ChainFile(tmp_path / "chain.db", RUN)
-    for commit in table.commits:
-        node.chain.append(commit.envelope)
-    await node.take_commit(table.commits[1].envelope)  # again: harmless
-    other = pb.Commit.FromString(table.commits[1].envelope.body)
-    other.closed_at_ms += 1
-    with pytest.raises(LocalError, match="two different commits"):
-        await node.take_commit(seal(COORDINATOR, pb.KIND_COMMIT, RUN.run_id, other).envelope)
-    with pytest.raises(RemoteError, match="signed by the coordinator"):
-        await node.take_commit(seal(identity(1), pb.KIND_COMMIT, RUN.run_id, other).envelope)
-    node.chain.close()
+    async with hearing(tmp_path, Says()) as node:
+        node.chain.append(table.commits[1].envelope)
+        await node.take_commit(table.commits[1].envelope)  # again: harmless
+        other = pb.Commit.FromString(table.commits[1].envelope.body)
+        other.closed_at_ms += 1
+        with pytest.raises(LocalError, match="two different commits"):
+            await node.take_commit(seal(COORDINATOR, pb.KIND_COMMIT, RUN.run_id, other).envelope)
+        with pytest.raises(RemoteError, match="signed by the coordinator"):
+            await node.take_commit(seal(identity(1), pb.KIND_COMMIT, RUN.run_id, other).envelope)
 
 
 class Says:
@@ -93,7 +92,7 @@ class Idle:
 
     def status(self) -> None: ...
 
-    def spoken(self, state: MemberState) -> None: ...
+    def chain_grew(self) -> None: ...
 
 
 @asynccontextmanager
@@ -108,9 +107,10 @@ async def hearing(folder: Path, coordinator: Says) -> AsyncIterator[Participant]
         chain.append(Table(RUN).genesis().commits[0].envelope)
         known: Any = Directory(None, identity(1), RUN.run_id, 1)
         said: Any = coordinator
-        nobody: Any = None
         workers: Any = Idle()
-        node = Participant(identity(1), RUN, chain, own, said, known, nobody, tasks, kept, nobody, lambda _: workers)
+        context = RunContext(identity(1), chain, BlobStore(folder / "blobs"), tasks)
+        machine = MemberDriver(context, member.start(RUN, identity(1).peer, chain.head), own, workers, kept)
+        node = Participant(context, machine, workers, said, known, own, Traffic())
         try:
             yield node
         finally:

