@@ -46,7 +46,7 @@ from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.heads import Heads
 from dilocox.transport.reach import ReachService
 from dilocox.transport.rpc import create_server
-from tests.helpers import COORDINATOR, Table, digest, identity
+from tests.helpers import COORDINATOR, Table, digest, identity, serve_also
 from tests.peers import meeting
 
 __all__ = ["call_all", "merged"]
@@ -96,7 +96,7 @@ class Servers:
             (peer,) = await closing.enter_async_context(meeting(folder, RUN, table.commits))
             peer.store.put([BLOB])
             peer.lead.admit(BoxAdmission(RUN.run_id, identity(0).peer, SECRET, cuda=False, most=1))
-            peer.service.is_member = lambda name: name in peer.chain.head.cluster_by_peer
+            serve_also(peer.service, is_member=lambda name: name in peer.chain.head.cluster_by_peer)
             service = cls.coordinate(folder, table)
             certificate = tls.load_or_create(folder)
             service.callers = Callers(RUN.run_id, certificate.certificate_der)

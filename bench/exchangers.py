@@ -37,7 +37,7 @@ from dilocox.transport.blobs import BlobStore, digest_of
 from dilocox.transport.callers import Callers
 from dilocox.transport.data_directory import load_identity
 from dilocox.transport.rpc import ChannelPool, create_server
-from dilocox.transport.serve import PeerService
+from dilocox.transport.serve import PeerService, ServedRun
 
 __all__ = ["main", "run_of"]
 
@@ -135,7 +135,7 @@ async def ours(rank: int, address: str, folder: Path, run: Manifest) -> None:
     certificate = tls.load_or_create(folder)
     server, port = await create_server(f"{address}:0", certificate)
     service = PeerService(store, Callers(run.run_id, certificate.certificate_der))
-    service.is_member = lambda peer: True
+    service.serve(ServedRun(is_member=lambda peer: True))
     rpc.add_PeerServicer_to_server(service, server)
     await server.start()
     record = pb.PeerRecord(address=f"{address}:{port}", certificate=certificate.certificate_der)

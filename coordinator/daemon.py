@@ -42,7 +42,7 @@ from dilocox.transport.network import Listen, Network, open_network
 from dilocox.transport.notify import Notice
 from dilocox.transport.rates import Rates
 from dilocox.transport.room import while_there_is_room
-from dilocox.transport.serve import PeerService
+from dilocox.transport.serve import PeerService, Served, ServedRun
 from dilocox.transport.tasks import Stopped, Tasks
 from dilocox.transport.traffic import Traffic
 from dilocox.views import rows as views
@@ -242,22 +242,27 @@ def _serve_data(
     digest = bytes.fromhex(settings.manifest.data.digest)
     # Its own store stays empty: nobody pushes to a coordinator.
     service = PeerService(BlobStore(home.folder / "blobs"), network.callers, traffic)
+    shelves: list[Served] = []
     if settings.weights is not None:
-        service.shelves += (weights_shelf(settings.weights, settings.manifest.model.imported),)
+        shelves.append(weights_shelf(settings.weights, settings.manifest.model.imported))
     if settings.data is None:
         log.warning(
             "the run's data %s do not lie here: nodes get them from each other, or name a copy of their own",
             settings.manifest.data.name,
         )
     else:
-        service.shelves += (Shelf(settings.data, digest),)
+        shelves.append(Shelf(settings.data, digest))
         corpus = corpus_in(settings.data, digest)
         missing = [blob for blob, _ in corpus.blobs if blob not in settings.data] if corpus is not None else [digest]
         if missing:
             log.warning(
                 "%d files of the run's data are missing in %s: nobody gets them here", len(missing), settings.data.folder
             )
-    service.is_member, service.may_read = lambda peer: peer in chain.head.cluster_by_peer, settings.manifest.may_read
+
+    def is_member(peer: str) -> bool:
+        return peer in chain.head.cluster_by_peer
+
+    service.serve(ServedRun(may_read=settings.manifest.may_read, is_member=is_member, shelves=tuple(shelves)))
     rpc.add_PeerServicer_to_server(service, network.server)
 
 

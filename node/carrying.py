@@ -39,8 +39,12 @@ class Carrier:
         self._data, self._supplies = data, supplies
         self.pinned: set[bytes] = set()
         """What stays in `store` while it is being archived."""
-        self.archive: Archive | None = None
+        self._archive: Archive | None = None
         """As soon as it is open."""
+
+    def carry_into(self, archive: Archive) -> None:
+        """Write into this archive from now on."""
+        self._archive = archive
 
     @contextmanager
     def _pinned(self, digest: bytes) -> Iterator[None]:
@@ -52,15 +56,15 @@ class Carrier:
 
     async def _carry(self, store: BlobStore, digest: bytes, fetch: Callable[[], Awaitable[None]] | None = None) -> None:
         """Have a blob in the archive; `fetch` has it in `store`, None: it is there. Raises RemoteError."""
-        assert self.archive is not None, "nothing is archived before"
-        if await asyncio.to_thread(self.archive.__contains__, digest):
+        assert self._archive is not None, "nothing is archived before"
+        if await asyncio.to_thread(self._archive.__contains__, digest):
             return
         if fetch is not None:
             await fetch()
         try:
             size = store.size(digest)
             await self._downloader.traffic.upload.spend(size)
-            await stoppable(self.archive.put, store, digest)
+            await stoppable(self._archive.put, store, digest)
             self._downloader.traffic.bytes["sent", "archive"] += size
         except FileNotFoundError as error:
             raise RemoteError(pb.REASON_UNAVAILABLE, "it was removed while it was being archived") from error

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -33,7 +34,7 @@ from dilocox.node.member_driver import MemberDriver
 from dilocox.node.own import OwnStatements
 from dilocox.node.own_text import OwnText, open_own_text
 from dilocox.node.participant import Participant, Workers
-from dilocox.node.place import MANIFEST, Place, keep_manifest, make_holding, open_chain, run_peer
+from dilocox.node.place import MANIFEST, Place, find_relays, keep_manifest, open_chain, open_relay_store, run_peer
 from dilocox.node.privacy import steps_left
 from dilocox.node.restoring import Restorer
 from dilocox.node.run_context import RunContext
@@ -90,9 +91,8 @@ async def _take_part(
     own_text = await asyncio.to_thread(open_own_text, settings, home.folder, manifest)
     place.door.tell(f"checking the run's data in {settings.data.get(manifest.data.name, home.folder / 'data')}")
     data = await asyncio.to_thread(_open_data, settings, home, manifest)
-    keep_manifest(place, manifest)
-    if not settings.data:  # what an operator named is not for others, unless they find it with the coordinator
-        place.blobs.shelves = (Shelf(data, bytes.fromhex(manifest.data.digest)),)
+    # The folder that an operator named is not for peers, unless they find it with the coordinator.
+    keep_manifest(place, manifest, () if settings.data else [Shelf(data, bytes.fromhex(manifest.data.digest))])
     place.door.tell("reading the chain")
     pool = worker_pool(settings, machine, home, place, data, own_text)
     closing.push_async_callback(pool.close)
@@ -123,16 +123,17 @@ async def _take_part(
     run_data, supplies, audits = open_run_data(chain, downloader(place.store, restorer)), downloader(data), downloader(states)
     starts = run_data.starts
     lead = settings.cluster.lead.coordinator if settings.cluster else ""
-    holding = await asyncio.to_thread(make_holding, place, home, manifest, chain, settings.upload_copies, lead)
-    place.blobs.keeper = holding
+    relay_store = await asyncio.to_thread(open_relay_store, place, home, chain)
+    relays = find_relays(place, home, chain, settings.upload_copies, lead)
+    place.blobs.serve(replace(place.blobs.run, keeper=relay_store))
     prover = prover_for(settings, home, manifest)
-    place.attestor.prover = prover
+    place.attestor.serve(prover)
     account = own_text.account if own_text is not None else None
     context = RunContext(me, chain, place.store, tasks)
     crew = Crew(tells_loss=account is None or not account.budget.bounds)
     state = member.start(manifest, me.peer, chain.head, lead=lead, account=settings.account)
     node = MemberDriver(context, state, own, crew, events)
-    workplace = open_workplace(context, run_data, holding, pool, crew, node, node.cluster)
+    workplace = open_workplace(context, run_data, relay_store, relays, pool, crew, node, node.cluster)
     if settings.cluster is not None:
         hello = hello_of(settings.cluster, me.peer, machine, own_text.digest if own_text is not None else b"")
         line = LeadLine(settings.cluster, place.channels, hello)
@@ -149,7 +150,7 @@ async def _take_part(
     challenger = Challenger(manifest, network.directory, place.channels)
     attendance = Attendance(node, employment.workers, tasks, place.folder, settings.hours, account)
     await attendance.look()
-    sources = Sources(settings.name, network, place.blobs, run_data.downloader, coordinator, prover)
+    sources = Sources(settings.name, network, relays, run_data.downloader, coordinator, prover)
     app = create_node_app(participant, attendance, home.api_key(), challenger, sources)
     await place.door.show(app)
     closing.push_async_callback(place.door.wait, "it ends")
@@ -167,7 +168,7 @@ async def _take_part(
         "beat": participant.beat(),
         "remind": remind(participant),
         "finish": _finish(node, attendance, settings.exit_when_finished),
-        "supply holders": holding.supply(starts.newest_snapshot),
+        "supply holders": relays.supply(starts.newest_snapshot),
         "audit": Auditor(node, machine, places, audits, supplies).run(),
         **({"judge": Judging(node, employment.judge, tasks).run()} if employment.judge is not None else {}),
         **employment.loops,

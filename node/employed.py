@@ -15,7 +15,6 @@ from dilocox.node.boxes.own_host import OwnHost
 from dilocox.node.boxes.team import ClusterSettings, Team
 from dilocox.node.crew import Crew
 from dilocox.node.generations import Generations, contributions_of
-from dilocox.node.holding import Holding
 from dilocox.node.judging import Judge
 from dilocox.node.keeping import Keeping
 from dilocox.node.machine import Machine
@@ -25,6 +24,8 @@ from dilocox.node.participant import Workers
 from dilocox.node.payload_checker import PayloadChecker
 from dilocox.node.place import MANIFEST, Place
 from dilocox.node.privacy import Account
+from dilocox.node.relay_store import RelayStore
+from dilocox.node.relays import Relays
 from dilocox.node.run_context import RunContext
 from dilocox.node.run_data import RunData
 from dilocox.node.settings import NodeSettings
@@ -113,7 +114,14 @@ class Workplace:
 
 
 def open_workplace(
-    context: RunContext, run_data: RunData, holding: Holding, pool: WorkerPool, crew: Crew, member: MemberPort, cluster: str
+    context: RunContext,
+    run_data: RunData,
+    relay_store: RelayStore,
+    relays: Relays,
+    pool: WorkerPool,
+    crew: Crew,
+    member: MemberPort,
+    cluster: str,
 ) -> Workplace:
     """`cluster`: the peer id of its lead host."""
     chain, downloader, hosted = context.chain, run_data.downloader, run_data.hosted
@@ -126,8 +134,8 @@ def open_workplace(
 
     checker = PayloadChecker(context.manifest, downloader, hosted, roster)
     roots = ShardRoots(context.manifest, context.store, roster)
-    own_host = OwnHost(hosted, checker, run_data.applies, run_data.starts, roots, holding)
-    keeping = Keeping(context.store, holding, run_data.starts, crew.progress, contributions, cluster)
+    own_host = OwnHost(hosted, checker, run_data.applies, run_data.starts, roots, relays)
+    keeping = Keeping(context.store, relay_store, run_data.starts, crew.progress, contributions, cluster)
     return Workplace(run_data, own_host, keeping, pool, crew)
 
 

@@ -7,7 +7,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from dilocox.node.place import Place
@@ -256,7 +256,7 @@ def open_restoring(place: Place, chain: ChainFile) -> Restoring | None:
         return None
     erasure.need_coder()
     shares = ShareStore(place.folder / "shares")
-    place.blobs.shelves = (*place.blobs.shelves, shares)
-    place.blobs.share = shares.get
+    run = place.blobs.run
+    place.blobs.serve(replace(run, shelves=(*run.shelves, shares), share=shares.get))
     restorer = Restorer(place.folder / "restoring", place.network.directory, place.channels, chain, shares)
     return Restoring(shares, restorer)

@@ -26,8 +26,8 @@ class Exchange:
     def starts(self, chain: Any) -> Starts:
         return Starts(self.manifest, chain, self.downloader, self.applies, self.hosted)
 
-    def own_host(self, chain: Any, holding: Any) -> OwnHost:
-        return OwnHost(self.hosted, self.checker, self.applies, self.starts(chain), self.roots, holding)
+    def own_host(self, chain: Any, relays: Any) -> OwnHost:
+        return OwnHost(self.hosted, self.checker, self.applies, self.starts(chain), self.roots, relays)
 
 
 def exchange_of(run: Manifest, downloader: Downloader, stages: Iterable[int] | None = None, roster: Roster = dict) -> Exchange:

@@ -15,9 +15,9 @@ from dilocox.node.attest.prover import Challenger, Prover
 from dilocox.node.coordinator_link import CoordinatorLink
 from dilocox.node.downloader import Downloader
 from dilocox.node.participant import Participant
+from dilocox.node.relays import Relays
 from dilocox.protocol.errors import LocalError, reason_name
 from dilocox.transport.network import Network
-from dilocox.transport.serve import PeerService
 from dilocox.transport.traffic import Traffic
 from dilocox.views import rows as views
 from dilocox.views.answers import answers
@@ -36,7 +36,7 @@ class Sources:
 
     name: str
     network: Network
-    blobs: PeerService
+    relays: Relays
     downloader: Downloader
     coordinator: CoordinatorLink
     prover: Prover | None
@@ -47,7 +47,7 @@ def node_status(participant: Participant, sources: Sources) -> dict[str, Any]:
     """Am I reachable, in sync, in this round, and counted?"""
     progress, chain = participant.progress, participant.chain
     head = chain.head
-    fetched, blobs, coordinator = sources.downloader.statistics(), sources.blobs, sources.coordinator
+    fetched, coordinator = sources.downloader.statistics(), sources.coordinator
     reach, prover = sources.network.reach, sources.prover
     history = participant.counted_history()
     last = chain.commit(head.round - 1) if head.round else None
@@ -64,7 +64,7 @@ def node_status(participant: Participant, sources: Sources) -> dict[str, Any]:
         "address": sources.network.address,
         "reachable": reach.reachable,
         "reach": reach.sentence,
-        "nobody_keeps": blobs.keeper is not None and blobs.keeper.alone,
+        "nobody_keeps": sources.relays.alone,
         "coordinator_connected": coordinator.connected,
         "clock_offset": coordinator.clock_offset,
         "attestation": asdict(prover.result) if prover else None,

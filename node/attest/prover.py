@@ -138,19 +138,23 @@ class AttestorService(rpc.AttestorServicer):
     """Answers other peers' challenges: from the start of the server on, with evidence once the run is known."""
 
     def __init__(self) -> None:
-        self.prover: Prover | None = None
+        self._prover: Prover | None = None
         """None where the run asks for no evidence, or is not known yet."""
+
+    def serve(self, prover: Prover | None) -> None:
+        """Answer with its evidence from now on; None: the run asks for none."""
+        self._prover = prover
 
     async def Attest(self, request: services.Challenge, context: Context) -> pb.Envelope:
         if len(request.nonce) != NONCE_BYTES:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"a nonce has {NONCE_BYTES} bytes")
-        if self.prover is None:
+        if self._prover is None:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this peer gives no evidence")
             raise AssertionError  # abort raises; this tells the type checker
-        if self.prover.busy:  # strangers never queue: the node's own renewal would wait behind them and expire
+        if self._prover.busy:  # strangers never queue: the node's own renewal would wait behind them and expire
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "another quote is being made; ask again")
         try:
-            return (await self.prover.answer(request.nonce)).envelope
+            return (await self._prover.answer(request.nonce)).envelope
         except AttestationError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, error.detail)
             raise

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
 from dilocox.node.apply_builder import ApplyBuilder
-from dilocox.node.holding import Holding
 from dilocox.node.hosted import HostedStages
 from dilocox.node.payload_checker import PayloadChecker
+from dilocox.node.relays import Relays
 from dilocox.node.shard_roots import ShardRoots
 from dilocox.node.starts import Starts
 from dilocox.protocol.facts import Verdict
@@ -25,10 +25,10 @@ class OwnHost:
         applies: ApplyBuilder,
         starts: Starts,
         roots: ShardRoots,
-        holding: Holding,
+        relays: Relays,
     ) -> None:
         self._hosted, self._checker, self._applies = hosted, checker, applies
-        self._starts, self._roots, self._holding = starts, roots, holding
+        self._starts, self._roots, self._relays = starts, roots, relays
 
     def host(self, stages: Iterable[int]) -> None:
         """Have these stages from now on."""
@@ -64,8 +64,8 @@ class OwnHost:
 
     def serves_its_own(self) -> bool:
         """Return whether peers download our payloads from this host."""
-        return self._holding.serves_its_own()
+        return self._relays.serves_its_own()
 
     async def find_relays(self, blobs: Sequence[bytes]) -> Sequence[str]:
         """Have relays store these blobs; return their peer ids."""
-        return await self._holding.find(blobs)
+        return await self._relays.find(blobs)

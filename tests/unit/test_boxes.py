@@ -18,10 +18,10 @@ from dilocox.node.boxes.lead_line import LeadLine, hello_of
 from dilocox.node.boxes.link import ClusterLink, address_on, exposed, load_or_create_secret, proof
 from dilocox.node.boxes.team import ClusterSettings, Team
 from dilocox.node.crew import Crew
-from dilocox.node.holding import Holding
 from dilocox.node.keeping import Keeping
 from dilocox.node.machine import Machine
 from dilocox.node.memory import fullest_device, host_bytes, lacks, stage_bytes
+from dilocox.node.relays import Relays
 from dilocox.node.run_context import RunContext
 from dilocox.node.tiling import tile
 from dilocox.node.workers import Launch
@@ -103,7 +103,7 @@ class Cluster:
         link, crew = link_to(lead, run=run), Crew()
         line = LeadLine(link, box.channels, hello_of(link, identity(1).peer, Machine(2)))
         starts = box.exchange.starts(box.chain)
-        keeping = Keeping(box.store, box.holding, starts, crew.progress, lambda: (), me)
+        keeping = Keeping(box.store, box.relay_store, starts, crew.progress, lambda: (), me)
         self.box = Follower(context_of(box), self.box_port, line, pools[1], box.own_host, keeping, crew, INTERFACE)
         self.following = box.tasks.start(self.box.run(), "box")
 
@@ -236,8 +236,8 @@ async def test_devices_that_have_nothing_to_do_are_named(tmp_path: Path, caplog:
 
 async def test_a_box_that_cannot_be_dialled_has_others_keep_its_stages(tmp_path: Path):
     async with meeting(tmp_path, RUN, *[list(Table(RUN).genesis().train(2).commits)] * 3) as (lead, box, other):
-        arguments = box.store, box.everybody, box.channels, lambda: False, box.service.traffic.upload.spend
-        hidden = replace(box, holding=Holding(identity(1), RUN, box.chain, *arguments, cluster=identity(0).peer))
+        arguments = box.chain, box.store, box.everybody, box.channels, lambda: False
+        hidden = replace(box, relays=Relays(identity(1), *arguments, cluster=identity(0).peer))
         cluster = Cluster(lead, hidden)
         assert cluster.team.serves_its_own()
         generation = await cluster.runs()
@@ -252,7 +252,7 @@ async def test_a_box_that_cannot_be_dialled_has_others_keep_its_stages(tmp_path:
             "and not the lead: its cluster's boxes have one line"
         )
         assert [blob in other.store for blob in (leaves, ours, theirs)] == [False, False, True]
-        lead.holding.dialable = lambda: False
+        lead.relays.dialable = lambda: False
         assert set(await cluster.team.held(leaves, payloads)) == {identity(1).peer, identity(2).peer}
         assert all(blob in other.store for blob in (leaves, ours))
         cluster.team.end_generation()

@@ -25,7 +25,7 @@ from dilocox.transport.callers import HEADER, Callers
 from dilocox.transport.rates import Rates
 from dilocox.transport.rpc import ChannelPool, fetch_blob
 from dilocox.transport.traffic import Limit
-from tests.helpers import digest, identity, until
+from tests.helpers import digest, identity, serve_also, until
 from tests.unit.test_transport import RUN_ID, Served, serving
 
 MEMBER, MALLORY = identity(1), identity(2)
@@ -97,7 +97,7 @@ async def test_idle_streams_of_strangers_stop_no_member(who, tmp_path: Path):
     source = BlobStore(tmp_path / "source")
     blob = source.put(FRAMES)
     served = serving(tmp_path / "peer", source)
-    served.service.is_member = lambda peer: peer == MEMBER.peer
+    serve_also(served.service, is_member=lambda peer: peer == MEMBER.peer)
     async with AsyncExitStack() as closing, served as record, asyncio.timeout(PATIENCE_SECONDS):
         strangers = [ChannelPool(who, RUN_ID) for _ in range(48)]
         member = ChannelPool(MEMBER, RUN_ID)
@@ -117,7 +117,7 @@ async def test_idle_streams_of_a_member_stop_only_itself(tmp_path: Path, monkeyp
     source = BlobStore(tmp_path / "source")
     blob = source.put(FRAMES)
     served = serving(tmp_path / "peer", source)
-    served.service.is_member = lambda peer: True
+    serve_also(served.service, is_member=lambda peer: True)
     async with AsyncExitStack() as closing, served as record, asyncio.timeout(PATIENCE_SECONDS):
         greedy, member = ChannelPool(MALLORY, RUN_ID), ChannelPool(MEMBER, RUN_ID)
         for pool in (greedy, member):
@@ -384,7 +384,7 @@ async def test_what_is_not_public_is_served_to_who_may_read(tmp_path: Path):
     source = BlobStore(tmp_path / "source")
     blob = source.put(FRAMES)
     served = serving(tmp_path / "peer", source)
-    served.service.may_read = lambda peer: peer == MEMBER.peer
+    serve_also(served.service, may_read=lambda peer: peer == MEMBER.peer)
     async with AsyncExitStack() as closing, served as record, asyncio.timeout(PATIENCE_SECONDS):
         pools = [ChannelPool(MEMBER, RUN_ID), ChannelPool(MALLORY, RUN_ID), ChannelPool()]
         for pool in pools:
@@ -393,5 +393,5 @@ async def test_what_is_not_public_is_served_to_who_may_read(tmp_path: Path):
         for pool in pools[1:]:
             with pytest.raises(RemoteError, match="permission_denied"):
                 await fetch_blob(pool.channel(record), BlobStore(tmp_path / "other"), blob)
-        served.service.is_member = lambda peer: peer == MALLORY.peer
+        serve_also(served.service, is_member=lambda peer: peer == MALLORY.peer)
         await fetch_blob(pools[1].channel(record), BlobStore(tmp_path / "other"), blob)

@@ -92,7 +92,8 @@ async def test_strangers_and_nonsense_make_nobody_compare(tmp_path: Path):
         one.forks.heard(identity(9).peer, another)  # not on the roster
         one.forks.heard(identity(1).peer, services.Tip(round=2, head=digest("ahead of us")))
         one.forks.heard(identity(1).peer, services.Tip())
-        heads = Heads(heard=one.forks.heard)
+        heads = Heads()
+        heads.open(one.forks)
         heads.take(identity(1).peer, ((HEADER, b"\xff\xff"), (HEADER, "text"), ("other", b"")))
         heads.take(identity(1).peer, None)
         assert not one.forks.comparing

@@ -33,7 +33,7 @@ from dilocox.transport import erasure
 from dilocox.transport.blobs import BlobStore, digest_of
 from dilocox.transport.shares import ShareStore, share_bytes
 from tests.archived import RealTable, real_run
-from tests.helpers import identity
+from tests.helpers import identity, serve_also
 from tests.peers import Peer, meeting
 
 PEERS, ROUNDS = 6, 3
@@ -269,7 +269,7 @@ async def test_those_are_asked_first_who_should_have_a_share_and_no_more_than_it
         await one.exchange.downloader.fetch(blob, [], by=NamedBy(1))
         assert asked == [[*holders, *strangers[: ASKED_AT_ONCE - PEERS]]]
         for sharer in sharers[: PEERS // 2 + 1]:
-            sharer.peer.service.share = lambda blob: None
+            serve_also(sharer.peer.service, share=lambda blob: None)
         other = Restorer(tmp_path / "other", one.everybody, one.channels, one.chain)
         downloader = Downloader(identity(one.number).peer, one.store, one.everybody, one.channels, shares=other)
         other.holders.everybody, other.ask = restorer.holders.everybody, noting  # type: ignore[method-assign, assignment]
@@ -292,7 +292,7 @@ async def test_who_answers_with_nonsense_is_passed_over(tmp_path: Path):
         blob = taken(table.commits[1].body)[0].contribution.leaves
         one = sharers[0]
         for sharer in sharers[1:3]:
-            sharer.peer.service.share = lambda blob: services.Share(blob=blob, shares=6, needed=3, size=1)
+            serve_also(sharer.peer.service, share=lambda blob: services.Share(blob=blob, shares=6, needed=3, size=1))
         assert isinstance(one.peer.restorer, Restorer)
         answers = await one.peer.restorer.ask(blob, [identity(number).peer for number in range(PEERS)])
         assert {answer.share.index for answer in answers} == {
@@ -315,8 +315,8 @@ async def test_samples_find_who_withholds(tmp_path: Path):
         assert [sample.why for sample in drawn] == [""] * 12
         assert len({(sample.blob, sample.index) for sample in drawn}) > 6
         names = [identity(number).peer for number in range(PEERS)]
-        sharers[1].peer.service.shelves = ()
-        sharers[2].peer.service.share = lambda blob: None
+        serve_also(sharers[1].peer.service, shelves=())
+        serve_also(sharers[2].peer.service, share=lambda blob: None)
         del sharers[3].peer.everybody.records[names[3]]
         found: dict[str, set[str]] = {name: set() for name in names}
         while any(not whys for whys in found.values()):
@@ -333,7 +333,7 @@ async def test_a_share_under_another_root_is_no_answer_though_nobody_else_answer
     async with sharing(tmp_path) as (_, sharers):
         auditor, liar = sampler(sharers[0]), sharers[1]
         for sharer in sharers[2:]:
-            sharer.peer.service.share = lambda blob: None
+            serve_also(sharer.peer.service, share=lambda blob: None)
         honest = liar.kept.get
 
         def lie(blob: bytes) -> services.Share | None:
@@ -343,7 +343,7 @@ async def test_a_share_under_another_root_is_no_answer_though_nobody_else_answer
             code = Code(share.shares, share.needed)
             return shares.make_shares(blob, share.size, code, [share.digest] * code.shares)[share.index]
 
-        liar.peer.service.share = lie
+        serve_also(liar.peer.service, share=lie)
         why: dict[str, str] = {}
         while identity(1).peer not in why:
             sample = await auditor.draw()
@@ -396,11 +396,11 @@ async def test_who_is_drawn_to_ask_hears_whether_the_shares_are_there(tmp_path: 
         assert len(us.told) == 1, "once is enough in a round"
 
         us.state = replace(us.state, head=replace(table.head, digest=next_that_asks(table, me, asked)))
-        target.peer.service.share = lambda blob: None  # it lost its disk, or never kept them
+        serve_also(target.peer.service, share=lambda blob: None)  # it lost its disk, or never kept them
         await asker.look()
         await asker.look()
         assert us.told[1:] == [Sampled(asked, False)] * 2, "it is asked again"
-        target.peer.service.share = target.kept.get
+        serve_also(target.peer.service, share=target.kept.get)
         await asker.look()
         assert us.told[3:] == [Sampled(asked, True)]
 
@@ -417,7 +417,7 @@ async def test_who_passes_on_another_s_share_shows_none(tmp_path: Path):
     async with sharing(tmp_path, ROUNDS) as (table, sharers):
         us, asker, target, asked = drawn_to_ask(table, sharers)
         other = next(sharer for sharer in sharers if identity(sharer.peer.number).peer not in (us.state.me, asked))
-        target.peer.service.share, target.peer.service.shelves = other.kept.get, (other.kept,)
+        serve_also(target.peer.service, share=other.kept.get, shelves=(other.kept,))
         await asker.look()
         assert us.told == [Sampled(asked, False)]
 
@@ -426,13 +426,13 @@ async def test_who_keeps_a_few_shares_is_not_asked_until_it_has_one(tmp_path: Pa
     async with sharing(tmp_path, ROUNDS) as (table, sharers):
         us, asker, target, asked = drawn_to_ask(table, sharers)
         wanted: list[bytes] = []
-        target.peer.service.share = lambda blob: wanted.append(blob)  # nothing, yet
+        serve_also(target.peer.service, share=lambda blob: wanted.append(blob))  # nothing, yet
         for _ in range(12):
             await asker.look()
         assert us.told == [Sampled(asked, False)] * 12
         assert len(wanted) == 12
         assert len(set(wanted)) == 1, "one is drawn for the round"
-        target.peer.service.share = target.kept.get
+        serve_also(target.peer.service, share=target.kept.get)
         await asker.look()
         assert us.told[12:] == [Sampled(asked, True)]
 
@@ -458,7 +458,7 @@ async def test_who_lets_us_wait_keeps_nobody_else_from_being_asked(tmp_path: Pat
             return target.kept.get(blob)
 
         monkeypatch.setattr(us, "feed", tell)
-        target.peer.service.share = late
+        serve_also(target.peer.service, share=late)
         await asker.look()
         assert sorted(us.told[:-1], key=str) == sorted((Sampled(other, True) for other in others), key=str)
         assert us.told[-1] == Sampled(slow, True)
@@ -480,7 +480,7 @@ async def test_nobody_is_asked_for_what_it_need_not_have_had(tmp_path: Path):
         restorer = sharers[others[0]].peer.restorer
         assert isinstance(restorer, Restorer)
         asker = Asker(us, restorer, sharers[others[0]].kept, Random(1))
-        sharers[number].peer.service.share = lambda blob: None
+        serve_also(sharers[number].peer.service, share=lambda blob: None)
         await asker.look()
         assert us.told == []
 
