@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 from dilocox.coordinator.desk import Desk
 from dilocox.coordinator.etcd import EtcdPlace
 from dilocox.coordinator.office import take_office, win_office, write_down_store
-from dilocox.coordinator.service import CoordinatorService
+from dilocox.coordinator.service import Contacts, CoordinatorService
 from dilocox.coordinator.shared_log import DeposedError, Holder, SharedLog
 from dilocox.protocol import round
 from dilocox.protocol.attestation import Appraiser
@@ -167,7 +167,7 @@ async def _live(
 
         def tell_link(others: Sequence[Holder] = ()) -> None:
             link = _link(manifest, home, network, others)
-            home.announce(role="coordinator", api=door.url, link=str(link), **facts, **network.ports)
+            home.announce(role="coordinator", api=door.url, link=str(link), **facts, **network.endpoint.ports)
             announce(link)
 
         if settings.store is None:
@@ -178,10 +178,13 @@ async def _live(
             office = await win_office(
                 settings.store, settings.name, home, chain, network, desk, tasks, closing, tell, tell_link, shared_before
             )
-        service = CoordinatorService(home.identity, chain, signed, appraise, rounds=office.log)
         about = {**facts, "run": manifest.run.name, "peer": home.identity.peer, "role": "coordinator"}
-        service.events = events = await open_diary(folder, home.folder, settings.notice, about, tasks, closing)
-        service.callers, service.know, service.learn = network.callers, network.directory.know, network.directory.learn
+        events = await open_diary(folder, home.folder, settings.notice, about, tasks, closing)
+        contacts = Contacts(network.callers, network.directory)
+        service = CoordinatorService(
+            home.identity, chain, signed, appraise, rounds=office.log, contacts=contacts, events=events
+        )
+        service.resume()
         office.open(service)
         tasks.start(service.driver.run(), "rounds")
         tasks.start(service.run(), "liveness")
@@ -228,11 +231,10 @@ async def remind(service: CoordinatorService) -> None:
 
 def _link(manifest: Manifest, home: DataDirectory, network: Network, others: Sequence[Holder]) -> JoinLink:
     """To this coordinator, and to those that stand by with its key; our record says it too, from its next version on."""
-    digest, dht = sha256(network.certificate.certificate_der), list(network.dht_addresses)
+    digest, dht = sha256(network.endpoint.certificate.certificate_der), list(network.endpoint.dht_addresses)
     ways = tuple(Way(other.address, bytes.fromhex(other.certificate)) for other in others)
     dht += [address for other in others for address in other.dht]
-    network.directory.elsewhere = ways
-    network.directory.changed.set()
+    network.directory.share_key_with(ways)
     return JoinLink(manifest.run_id, home.identity.peer, network.address, digest, tuple(dht), ways)
 
 

@@ -43,6 +43,10 @@ class Desk(rpc.CoordinatorServicer):
             self.service.learn_own_record(record)
         self.tell()
 
+    def stand_by(self, why: str) -> None:
+        """Answer that we do not lead, and why."""
+        self.says = why
+
     def tell(self) -> None:
         self.changed.set()
         self.changed = asyncio.Event()

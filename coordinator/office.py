@@ -59,7 +59,6 @@ class Office:
 
     def open(self, service: CoordinatorService) -> None:
         """Serve, and tell who waited for it."""
-        service.shared = self.log is not None
         self.desk.serve(service)
         self.election.lead(self._rise)
 
@@ -68,7 +67,7 @@ class Office:
         number = await self.log.number_of_life(above + 1) if self.log is not None else above + 1
         number = await asyncio.to_thread(self.home.start_number, number - 1)
         self.network.directory.number_from(number)
-        self.network.renew()
+        self.network.own.renew()
 
 
 async def take_office(home: DataDirectory, chain: ChainFile, network: Network, desk: Desk) -> Office:
@@ -95,12 +94,11 @@ async def win_office(
 ) -> Office:
     """Stand by until we lead; from then on `tasks` keep the lease, and fail with DeposedError once it is gone. `tell` hears what we
     do meanwhile, `tell_places` where the coordinators are. `shared_before`: see `SharedLog`. Raises Stopped, ConfigError."""
-    digest = sha256(network.certificate.certificate_der)
+    digest = sha256(network.endpoint.certificate.certificate_der)
     store, channels = Etcd(place), ChannelPool(home.identity, chain.manifest.run_id)
     closing.push_async_callback(store.close)
-    me = Holder(name, network.address, digest.hex(), network.dht_addresses)
-    log = SharedLog(store, place.prefix, chain, me, clock, shared_before)
-    log.tell_places = tell_places
+    me = Holder(name, network.address, digest.hex(), network.endpoint.dht_addresses)
+    log = SharedLog(store, place.prefix, chain, me, clock, shared_before, tell_places)
     closing.push_async_callback(log.resign)
     closing.push_async_callback(channels.close)
     closing.push_async_callback(tasks.close)  # first of all: what is written after we resigned is refused
@@ -110,7 +108,7 @@ async def win_office(
     freeze_startup()
 
     def says(sentence: str) -> None:
-        desk.says = sentence
+        desk.stand_by(sentence)
         tell(sentence)
 
     await tasks.race(stand_by(log, chain, channels, says))
@@ -120,5 +118,5 @@ async def win_office(
     if number > mine:
         home.start_number(above=number - 1)
     network.directory.number_from(number)
-    network.publish()
+    network.own.publish()
     return Office(home, network, desk, election, log)

@@ -154,7 +154,7 @@ async def _take_part(
     app = create_node_app(participant, attendance, home.api_key(), challenger, sources)
     await place.door.show(app)
     closing.push_async_callback(place.door.wait, "it ends")
-    home.announce(role="node", api=place.door.url, run_id=link.run_id.hex(), name=settings.name, **network.ports)
+    home.announce(role="node", api=place.door.url, run_id=link.run_id.hex(), name=settings.name, **network.endpoint.ports)
     log.info("%s is %s, serving on %s, page and API %s", settings.name, me.peer, network.address, place.door.url)
     closing.push_async_callback(place.lead.close)
     closing.push_async_exit(partial(_leave, employment.workers, attendance))

@@ -167,7 +167,7 @@ def admission(settings: NodeSettings, identity: Identity, place: Place, cuda: bo
     secret = load_or_create_secret(place.folder / "cluster.secret")
     port = network.address.rpartition(":")[2]
     at = f"{address_on(settings.interface or LOOPBACK)}:{port}"
-    lead = JoinLink(join.run_id, identity.peer, at, sha256(network.certificate.certificate_der))
+    lead = JoinLink(join.run_id, identity.peer, at, sha256(network.endpoint.certificate.certificate_der))
     path = settings.home / CLUSTER_LINK
     write_atomically(path, f"{ClusterLink(secret, lead, join)}\n".encode(), mode=0o600)
     start = "dilocox node --cluster cluster.link --cluster-interface INTERFACE --host ITS.ADDRESS"

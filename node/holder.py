@@ -90,7 +90,7 @@ async def _hold(
     await place.door.show(page.app())
     closing.push_async_callback(place.door.wait, "it ends")
     run_id = settings.join.run_id.hex()
-    home.announce(role=role, api=place.door.url, run_id=run_id, name=settings.name, **place.network.ports)
+    home.announce(role=role, api=place.door.url, run_id=run_id, name=settings.name, **place.network.endpoint.ports)
     what = f"archiving to {settings.archive.place.url}" if settings.archive else f"keeping on {place.network.address}"
     log.info("%s is %s, %s, page and API %s", settings.name, me.peer, what, place.door.url)
     tasks.start(holder.follow(), "follow")

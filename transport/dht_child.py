@@ -29,6 +29,7 @@ import tempfile
 import threading
 import time
 from asyncio import StreamReader, StreamWriter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,10 @@ class PeerRecordValidator(RecordValidatorBase):
         self.known: frozenset[str] = frozenset()
         self._strangers: dict[str, float] = {}
         """By peer: when its record expires."""
+
+    def know(self, peers: Iterable[str]) -> None:
+        """Store the records of these peers, however many others there are."""
+        self.known = frozenset(peers)
 
     def validate(self, record: DHTRecord) -> bool:
         try:
@@ -339,7 +344,7 @@ async def _serve(here: _Here, validator: PeerRecordValidator | ListingValidator)
         request = json.loads(line)
         if (known := request.get("know")) is not None:
             if isinstance(validator, PeerRecordValidator):
-                validator.known = frozenset(known)
+                validator.know(known)
             continue
         task = asyncio.create_task(_answer(here, request))
         pending.add(task)

@@ -166,6 +166,7 @@ class Desk:
         chain_file = ChainFile(self.folder / "chain.db", RUN)
         clock = lambda: Moment(self.now, int(1000 * self.now))  # noqa: E731
         self.service = CoordinatorService(COORDINATOR, chain_file, pb.Envelope(), appraiser, clock)
+        self.service.resume()
 
     def challenge(self, number: int) -> bytes:
         return self.service.challenge(identity(number).peer)

@@ -25,34 +25,11 @@ LIBRARIES = ("node/data/", "node/outer/", "node/training/")
 """Folders whose files set attributes of objects of torch and tokenizers, as those libraries want it."""
 VALUES = {"answer", "connection", "duty", "payload", "progress", "share", "sign", "_kept"}
 """Names of variables that contain a record or a message, whose fields its user sets."""
-LARGE: set[str] = {
-    "transport/network.py:Network",
-}
-ASSIGNED: set[str] = {
-    "coordinator/daemon.py:network.directory.elsewhere",
-    "coordinator/daemon.py:service.callers",
-    "coordinator/daemon.py:service.events",
-    "coordinator/daemon.py:service.know",
-    "coordinator/daemon.py:service.learn",
-    "coordinator/driver.py:self.chain.head",
-    "coordinator/office.py:desk.says",
-    "coordinator/office.py:log.tell_places",
-    "coordinator/office.py:service.shared",
-    "coordinator/service.py:self.driver.emit",
-    "transport/dht_child.py:validator.known",
-    "transport/network.py:directory.own",
-}
-WAITING: set[str] = {
-    "coordinator/driver.py:RoundDriver:self.emit",
-    "coordinator/service.py:CoordinatorService:self.know",
-    "coordinator/service.py:CoordinatorService:self.learn",
-    "coordinator/shared_log.py:SharedLog:self.tell_places",
-}
+LARGE: set[str] = set()
+ASSIGNED: set[str] = set()
+WAITING: set[str] = set()
 PRETENDING: set[str] = set()
-ACTING: set[str] = {
-    "coordinator/service.py:CoordinatorService",
-    "node/worker_process.py:WorkerProcess",
-}
+ACTING: set[str] = set()
 """Exceptions from the rules. These lists only shrink."""
 
 
