@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from bench.encoders import SparseLoCoState
 from bench.report import load_preset
+from bench.sections import merge
 from bench.texts import Text, stdlib
 from dilocox.node.outer.state import StageState
 from dilocox.protocol.manifest import Compression, Manifest, Model
@@ -28,7 +29,7 @@ PUBLISHED_RANK_SHARE = 4
 
 def published_compression(model: Model) -> Compression:
     """DiLoCoX's, of a model of any width."""
-    return Compression(rank=model.hidden_size // PUBLISHED_RANK_SHARE)
+    return Compression(rank=model.config.hidden_size // PUBLISHED_RANK_SHARE)
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Arm:
         merged = {name: dict(section) for name, section in load_preset("tiny").model_dump(exclude_none=True).items()}
         merged["compression"] = {"codec": "fp32"}  # an arm's codec is its own, whatever the preset's
         toy: Settings = {
-            "model": {"family": "llama", "sequence_length": 64, "stages": 1, "seed": seed},
+            "model": {"model_type": "llama", "sequence_length": 64, "stages": 1, "seed": seed},
             "data": {**(text or stdlib()).settings, "seed": seed, "evaluation_sequences": 256},
             "training": {
                 "optimizer": "adamw",
@@ -71,8 +72,7 @@ class Arm:
             "rounds": self._rounds(steps),
         }
         for settings in (toy, self.settings, choice):
-            for name, section in settings.items():
-                merged[name].update(section)
+            merge(merged, settings)
         return Manifest.model_validate(merged)
 
     def _rounds(self, steps: int) -> Mapping[str, Any]:

@@ -138,7 +138,7 @@ class Adversary:
         return lab.head.round > self.attack.after * lab.run.rounds.count
 
     def targets(self, lab: Lab, targets: Tensor) -> Tensor:
-        return lab.run.model.vocabulary_size - 1 - targets if self.attack.flips_labels and self.begun(lab) else targets
+        return lab.run.model.config.vocab_size - 1 - targets if self.attack.flips_labels and self.begun(lab) else targets
 
     def vote(self, lab: Lab, voter: str, found: Votes) -> Votes:
         """They measure as everybody does, by what they announced."""

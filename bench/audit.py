@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bench.report import bench_parser, judge, table, write
+from bench.sections import model_section
 from bench.texts import stdlib
 from dilocox.node.training.audit import Batch, advance, distance
 from dilocox.node.training.data import Dataset, load_dataset
@@ -26,7 +27,14 @@ from dilocox.protocol.manifest import Audit, Manifest
 
 __all__ = ["main"]
 
-MODEL = {"hidden_size": 64, "intermediate_size": 176, "layers": 3, "heads": 4, "kv_heads": 2, "sequence_length": 64}
+MODEL = {
+    "hidden_size": 64,
+    "intermediate_size": 176,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "sequence_length": 64,
+}
 BATCH, EARLY, LATE, FAR = 8, 5, 200, 100_000
 """Sequences of a batch; inner steps before the stretch; samples that nobody else reads."""
 Batches = Sequence[Batch]
@@ -37,7 +45,7 @@ def manifest(optimizer: str, precision: str = "float32", microbatches: int = 2) 
     return Manifest.model_validate(
         {
             "run": {"name": "bench", "owner": "00" * 32},
-            "model": {"family": "llama", "vocabulary_size": 256, "stages": 1, **MODEL},
+            "model": model_section({"model_type": "llama", "vocab_size": 256, "stages": 1, **MODEL}),
             "data": text.settings,
             "training": {
                 "optimizer": optimizer,

@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 
 from bench.report import bench_parser, judge, machine, table, write
+from bench.sections import model_section
 from bench.texts import UNREAD
 from dilocox.node.outer import checkpoint
 from dilocox.node.outer.checkpoint import BoundaryMeta
@@ -56,11 +57,32 @@ class Shape:
 
 
 SHAPES = (
-    Shape("100M", {"hidden_size": 768, "intermediate_size": 2048, "layers": 14, "heads": 12, "vocabulary_size": 8192}, 4, 256),
-    Shape("350M", {"hidden_size": 2048, "intermediate_size": 5632, "layers": 5, "heads": 32, "vocabulary_size": 32000}, 2, 256),
+    Shape(
+        "100M",
+        {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 14, "num_attention_heads": 12, "vocab_size": 8192},
+        4,
+        256,
+    ),
+    Shape(
+        "350M",
+        {
+            "hidden_size": 2048,
+            "intermediate_size": 5632,
+            "num_hidden_layers": 5,
+            "num_attention_heads": 32,
+            "vocab_size": 32000,
+        },
+        2,
+        256,
+    ),
 )
 QUICK = (
-    Shape("10M", {"hidden_size": 256, "intermediate_size": 704, "layers": 8, "heads": 4, "vocabulary_size": 8192}, 4, 128),
+    Shape(
+        "10M",
+        {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 8, "num_attention_heads": 4, "vocab_size": 8192},
+        4,
+        128,
+    ),
 )
 CODECS: dict[str, dict[str, Any]] = {
     "int2": {"codec": "int2"},
@@ -74,11 +96,11 @@ CODECS: dict[str, dict[str, Any]] = {
 
 
 def manifest(shape: Shape, compression: dict[str, Any]) -> Manifest:
-    model = {"family": "llama", "kv_heads": 4, "sequence_length": shape.length, "stages": 1, **shape.model}
+    model = {"model_type": "llama", "num_key_value_heads": 4, "sequence_length": shape.length, "stages": 1, **shape.model}
     return Manifest.model_validate(
         {
             "run": {"name": "bench", "owner": "00" * 32},
-            "model": model,
+            "model": model_section(model),
             "data": UNREAD,
             "training": {"optimizer": "muon", "learning_rate": 1e-3, "total_steps": 1000, "batch_size": shape.batch},
             "compression": compression,
@@ -119,7 +141,7 @@ def measure(shape: Shape, codec: str, choice: OuterState, folder: Path, seed: in
     trainer, store = Trainer(run, Mesh(device=device), passage=passage_of(choice, device)), BlobStore(folder / "blobs")
     trainer.load_initial()
     boundaries = Boundaries(folder / "stages", 1, "a", trainer, store)
-    tokens = torch.randint(0, run.model.vocabulary_size, (shape.batch, shape.length))
+    tokens = torch.randint(0, run.model.config.vocab_size, (shape.batch, shape.length))
 
     def step(before_update: Callable[[], None] = lambda: None) -> None:
         trainer.step(tokens, tokens, before_update=before_update)

@@ -42,15 +42,16 @@ RUN = f"""
 name = "boxes"
 owner = "{{owner}}"
 [model]
-family = "llama"
-vocabulary_size = 256
-hidden_size = 256
-intermediate_size = 704
-layers = 4
-heads = 4
-kv_heads = 4
 sequence_length = 32
 stages = {STAGES}
+[model.config]
+model_type = "llama"
+vocab_size = 256
+hidden_size = 256
+intermediate_size = 704
+num_hidden_layers = 4
+num_attention_heads = 4
+num_key_value_heads = 4
 [data]
 evaluation_sequences = 8
 [training]

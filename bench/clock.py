@@ -46,15 +46,16 @@ RUN = """
 name = "clock"
 owner = "{{owner}}"
 [model]
-family = "llama"
-vocabulary_size = 256
-hidden_size = {width}
-intermediate_size = {middle}
-layers = 4
-heads = 4
-kv_heads = 4
 sequence_length = 32
 stages = 1
+[model.config]
+model_type = "llama"
+vocab_size = 256
+hidden_size = {width}
+intermediate_size = {middle}
+num_hidden_layers = 4
+num_attention_heads = 4
+num_key_value_heads = 4
 [data]
 evaluation_sequences = 8
 [training]

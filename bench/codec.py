@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.report import bench_parser, load_preset, table, write
+from bench.sections import model_section
 from bench.texts import UNREAD
 from dilocox.node.outer.passage import passage_of
 from dilocox.node.outer.state import StageState
@@ -51,8 +52,8 @@ class Shape:
 
 
 def model(hidden: int, middle: int, heads: int, kv_heads: int, layers: int, stages: int) -> dict[str, Any]:
-    shape = {"hidden_size": hidden, "intermediate_size": middle, "heads": heads, "kv_heads": kv_heads}
-    return {**shape, "layers": layers, "stages": stages, "vocabulary_size": 256}
+    shape = {"hidden_size": hidden, "intermediate_size": middle, "num_attention_heads": heads, "num_key_value_heads": kv_heads}
+    return {**shape, "num_hidden_layers": layers, "stages": stages, "vocab_size": 256}
 
 
 TOPK = {"codec": "topk-int2", "k": 230, "entropy_coding": True}
@@ -101,7 +102,7 @@ SHAPES = (
 def manifest(shape: Shape) -> Manifest:
     sections = {
         "run": {"name": "bench", "owner": "00" * 32},
-        "model": {"family": "qwen2", "sequence_length": 128, **shape.model},
+        "model": model_section({"model_type": "qwen2", "sequence_length": 128, **shape.model}),
         "data": UNREAD,
         "training": {"optimizer": shape.optimizer, "learning_rate": 1e-3, "total_steps": 1000, "batch_size": 2},
         "compression": shape.compression,
@@ -150,7 +151,7 @@ def whole(shape: Shape, device: torch.device) -> tuple[nn.Module, Tensor]:
     batch = shape.measured_tokens // length
     if hasattr(module.model, "embed_tokens"):
         return module, torch.randint(0, 256, (batch, length), device=device)
-    return module, torch.randn(batch, length, run.model.hidden_size, device=device, requires_grad=True)
+    return module, torch.randn(batch, length, run.model.config.hidden_size, device=device, requires_grad=True)
 
 
 def single(spec: TensorSpec, shape: Shape, device: torch.device) -> tuple[nn.Module, Tensor]:

@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from bench.lab import announcement
 from bench.report import load_preset
+from bench.sections import model_section
 from dilocox.node.downloader import Downloader
 from dilocox.node.hosted import HostedStages
 from dilocox.node.outer.state import StageState
@@ -41,7 +42,14 @@ from dilocox.transport.serve import PeerService, ServedRun
 
 __all__ = ["main", "run_of"]
 
-WIDTHS = {"vocabulary_size": 256, "hidden_size": 512, "intermediate_size": 1408, "heads": 8, "kv_heads": 8, "stages": 1}
+WIDTHS = {
+    "vocab_size": 256,
+    "hidden_size": 512,
+    "intermediate_size": 1408,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "stages": 1,
+}
 LAYERS, QUICK_LAYERS = 8, 1
 BASE = bytes(32)
 """The state root that everybody built on, and the commit before."""
@@ -52,7 +60,7 @@ DEVIATION = 1e-3
 def run_of(layers: int) -> Manifest:
     """26.0M parameters in one stage, with the codec of `llama-125m`, and of all smaller presets."""
     preset = load_preset("llama-125m")
-    model = {**preset.model.model_dump(), **WIDTHS, "layers": layers}
+    model = model_section({**WIDTHS, "num_hidden_layers": layers}, preset.model.model_dump())
     return Manifest.model_validate({**preset.model_dump(), "model": model})
 
 

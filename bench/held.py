@@ -45,7 +45,7 @@ OFF = 0.1
 STEPS = 2
 LOOK_SECONDS = 0.01
 SIZES = {size.name: size for size in (*boundary.SHAPES, *boundary.QUICK)}
-BARE = {"hidden_size": 8, "intermediate_size": 8, "heads": 4, "vocabulary_size": 8}
+BARE = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 4, "vocab_size": 8}
 
 
 def run_of(shape: Shape, codec: str) -> Manifest:
@@ -89,7 +89,7 @@ def train(run: Manifest, folder: Path) -> tuple[int, int]:
     trainer, store = Trainer(run, Mesh(dist.get_rank(), BOXES)), BlobStore(folder / "blobs")
     trainer.load_initial()
     shape = run.training.batch_size, run.model.sequence_length
-    tokens = torch.randint(0, run.model.vocabulary_size, shape, generator=torch.Generator().manual_seed(0))
+    tokens = torch.randint(0, run.model.config.vocab_size, shape, generator=torch.Generator().manual_seed(0))
     with Most() as training:
         for _ in range(STEPS):
             trainer.step(tokens, tokens)

@@ -422,7 +422,7 @@ class Lab:
             head,
             round=head.round + 1,
             standings=standing.after(
-                self.run, head.standings, bodies.keys(), refused, scored, (), (), head.roster, genesis=not head.round
+                self.run, head.standings, bodies.keys(), refused, {"scored": scored}, (), head.roster, genesis=not head.round
             ),
             trained=head.trained + bool(bodies),
             ledger=ledger.top_up(sorted(head.roster), ahead),

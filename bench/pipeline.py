@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 
 from bench.report import bench_parser, judge, machine, table, write
+from bench.sections import model_section
 from dilocox.node.memory import bubble
 from dilocox.node.tiling import chunks
 from dilocox.node.training.mesh import Mesh
@@ -42,8 +43,14 @@ BAR = 0.95
 OTHERS = 0.05
 """Of the machine's processor time, at most: who is held up holds up the other worker."""
 STAGES, LENGTH, WORDS = 8, 256, 256
-WIDTHS = {"vocabulary_size": WORDS, "hidden_size": 768, "intermediate_size": 2048, "heads": 6, "kv_heads": 6}
-MODEL = {"family": "qwen2", **WIDTHS, "sequence_length": LENGTH, "layers": 8, "stages": STAGES}
+WIDTHS = {
+    "vocab_size": WORDS,
+    "hidden_size": 768,
+    "intermediate_size": 2048,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 6,
+}
+MODEL = {"model_type": "qwen2", **WIDTHS, "sequence_length": LENGTH, "num_hidden_layers": 8, "stages": STAGES}
 SEQUENCES = 2
 """Of a microbatch: 512 tokens. A preset of this width has 8,192; with 128, passing on weighs what it never does there."""
 
@@ -51,7 +58,7 @@ SEQUENCES = 2
 def run_of(microbatches: int, schedule: Schedule, copies: int = 1) -> Manifest:
     sections = {
         "run": {"name": "bench", "owner": "00" * 32},
-        "model": MODEL,
+        "model": model_section(MODEL),
         "data": {"name": "none", "digest": "00" * 32},
         "training": {
             "learning_rate": 1e-3,

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from bench.lab import Lab, process_group_of_one
 from bench.report import bench_parser, judge, load_preset, machine, table, write
+from bench.sections import merge, model_section
 from bench.texts import Text
 from dilocox.cli.init import averaging, render_preset
 from dilocox.node.data.build import build
@@ -112,10 +113,10 @@ def settings(steps: int, seed: int, shared: Mapping[str, str]) -> dict[str, dict
     merged = {name: dict(section) for name, section in preset.model_dump(exclude_none=True).items()}
     toy: Mapping[str, Mapping[str, Any]] = {
         "model": {
-            "family": "llama",
+            "model_type": "llama",
             "hidden_size": 64,
             "intermediate_size": 176,
-            "layers": 2,
+            "num_hidden_layers": 2,
             "sequence_length": 64,
             "stages": 1,
             "seed": seed,
@@ -138,8 +139,7 @@ def settings(steps: int, seed: int, shared: Mapping[str, str]) -> dict[str, dict
             "start_clusters": 1,
         },
     }
-    for name, section in toy.items():
-        merged[name].update(section)
+    merge(merged, toy)
     merged["compression"] = {"codec": "int4"}
     return merged
 
@@ -263,7 +263,7 @@ def timed(place: Place, quick: bool) -> list[dict[str, Any]]:
     }
     if not quick:
         merged = load_preset("llama-10m").model_dump()
-        merged["model"] |= {"stages": 1, "sequence_length": 256}
+        merged["model"] = model_section({"stages": 1, "sequence_length": 256}, merged["model"])
         runs["llama-10m, all weights, sequences of 256"] = Manifest.model_validate(merged), None
     return [
         {

@@ -175,7 +175,7 @@ def found_of(scale: Scale, run: Manifest, rows: list[dict[str, Any]], pace: floa
 
 def initial_loss(run: Manifest) -> float:
     """Of a model that knows nothing but how many tokens there are; near what initial weights give."""
-    return math.log(run.model.vocabulary_size)
+    return math.log(run.model.config.vocab_size)
 
 
 # Exchanges in every step

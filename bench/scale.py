@@ -64,7 +64,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 def run_of(clusters: int, stages: int, options: bool = True) -> Manifest:
     return helpers.manifest(
-        model={"layers": stages, "stages": stages},
+        model={"num_hidden_layers": stages, "stages": stages},
         training={"batch_size": 16},
         **(OPTIONS if options else {}),
         rounds={

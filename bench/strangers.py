@@ -52,15 +52,16 @@ RUN = """
 name = "strangers"
 owner = "{owner}"
 [model]
-family = "llama"
-vocabulary_size = 256
-hidden_size = 32
-intermediate_size = 64
-layers = 2
-heads = 2
-kv_heads = 1
 sequence_length = 16
 stages = 1
+[model.config]
+model_type = "llama"
+vocab_size = 256
+hidden_size = 32
+intermediate_size = 64
+num_hidden_layers = 2
+num_attention_heads = 2
+num_key_value_heads = 1
 [data]
 evaluation_sequences = 8
 [training]

@@ -22,6 +22,7 @@ from bench.baselines import AllReduce, CocktailSGD
 from bench.lab import Lab, process_group_of_one
 from bench.methods import DRAWN_SHARE, METHODS, TUNED, TUNED_OTHER, Kind, Method, Scale, won
 from bench.report import RESULTS, write
+from bench.sections import merge
 from bench.study.design import MOMENTA
 from bench.study.design import RANGES as STUDIED
 from bench.study.search import moved_on
@@ -68,8 +69,7 @@ def drawn() -> list[Settings]:
 def merged(run: Manifest, *settings: Settings) -> Manifest:
     values = run.model_dump()
     for each in settings:
-        for name, section in each.items():
-            values[name] |= section
+        merge(values, each)
     return Manifest.model_validate(values)
 
 

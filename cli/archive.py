@@ -53,7 +53,7 @@ def archive(
     data: DataOption = None,
 ) -> None:
     """Keep a run's archive: its chain, states, data, and payloads by choice. Trains nothing, needs no GPU. Where the run names this
-    peer in `run.holders`, it also keeps what peers push that cannot be dialled, as `dilocox hold` does."""
+    peer in `run.relays`, it also keeps what peers push that cannot be dialled, as `dilocox relay` does."""
     peer.begin()
     if key is not None and plain:
         raise ConfigError("--archive-key seals the archive and --archive-plain does not: say one of them")

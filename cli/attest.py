@@ -44,7 +44,7 @@ from dilocox.transport.files import NAMED_BYTES, read_at_most
 
 __all__ = ["app"]
 
-PEER = "peer"
+PEER, SELF = "peer", "self"
 
 
 class _PeerByDefault(TyperGroup):
@@ -57,18 +57,28 @@ class _PeerByDefault(TyperGroup):
 
 
 app = typer.Typer(
-    cls=_PeerByDefault, no_args_is_help=True, help="What a peer's hardware says: `attest PEER`, or `attest verify` for a file."
+    cls=_PeerByDefault,
+    no_args_is_help=True,
+    help="Show what a peer's hardware says, or this machine's: `attest PEER`, `attest self`; `attest verify` for a file.",
 )
 
 
 @app.command(PEER)
 def peer(
-    peer: Annotated[str, typer.Argument(help="Peer id, as `dilocox peers` shows it.")],
+    peer: Annotated[str, typer.Argument(help="Peer id, as `dilocox peers` shows it; `self`: this machine.")],
     home: AskOption = None,
+    simulated: Annotated[bool, typer.Option("--simulated", help="Of self: the simulated kind, whatever the hardware.")] = False,
+    simulated_measurement: Annotated[Path | None, typer.Option(help="Of self: as `dilocox node` takes it.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Challenge a peer now, and say what its evidence proves to this node."""
-    value = api_call(home, f"/v1/attest/{peer}", method="POST")
+    """Challenge a peer now, and say what its evidence proves to this node. Of `self`: say which kind and measurement this machine
+    would show, for a run's policy, unverified."""
+    if peer == SELF:
+        value = _of_this_machine(simulated, simulated_measurement)
+    elif simulated or simulated_measurement is not None:
+        fail("--simulated and --simulated-measurement go with `attest self`", Exit.USAGE, "leave them out")
+    else:
+        value = api_call(home, f"/v1/attest/{peer}", method="POST")
     if as_json:
         print_json(value)
     else:
@@ -77,13 +87,8 @@ def peer(
         raise typer.Exit(Exit.UNEXPECTED)
 
 
-@app.command("self")
-def self_(
-    simulated: Annotated[bool, typer.Option("--simulated", help="The simulated kind, whatever the hardware.")] = False,
-    simulated_measurement: Annotated[Path | None, typer.Option(help="As `dilocox node` takes it.")] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """What this machine would show: its kind and measurement, for a run's policy. Unverified: it needs no certificates."""
+def _of_this_machine(simulated: bool, simulated_measurement: Path | None) -> dict[str, Any]:
+    """Return what this machine would show. It needs no certificates."""
     kinds = (SIMULATED,) if simulated else tuple(PROVIDERS.values())
     try:
         kind, attester = choose_attester(kinds, metadata.version("dilocox"), simulated_measurement, None)
@@ -91,11 +96,7 @@ def self_(
         measured = measurement_of(evidence)
     except AttestationError as error:
         fail(f"{error.code}: {error.cause}")
-    facts = {"ok": True, "kind": kind, "measurement": ":".join(measured), "gpus": len(evidence.gpu)}
-    if as_json:
-        print_json(facts)
-    else:
-        _print_facts(facts)
+    return {"ok": True, "kind": kind, "measurement": ":".join(measured), "gpus": len(evidence.gpu)}
 
 
 def measurement_of(evidence: Evidence) -> tuple[str, ...]:

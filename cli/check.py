@@ -47,7 +47,7 @@ from dilocox.transport.health import base_folder
 __all__ = ["check"]
 
 MARKS = {Level.FINE: ("ok", "green"), Level.ODD: ("odd", "yellow"), Level.WRONG: ("wrong", "bold red")}
-FOLDERS = {Role.NODE: "node", Role.HOLDER: "holder", Role.ARCHIVE: "archive"}
+FOLDERS = {Role.NODE: "node", Role.RELAY: "relay", Role.ARCHIVE: "archive"}
 """Without --home: where each of them keeps its own."""
 SAID = ("COMMANDLINE", "ENVIRONMENT")
 """Where an option comes from that somebody said, as click names it."""
@@ -196,16 +196,16 @@ def _fault(text: str, path: str, why: str) -> Finding:
 
 
 def _line(text: str, path: str) -> int | None:
-    """1-based, of a key of a section; of the section where the key does not stand there."""
-    section, _, key = path.partition(".")
-    key, at, found = key.partition(".")[0], "", None
+    """Return the 1-based line of a key; of the nearest key or table that holds it where it does not stand there."""
+    table, found, nearest = "", None, 0
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split("#")[0].strip()
         if words.startswith("["):
-            at = words.strip("[] ").partition(".")[0]
-            found = number if at == section and found is None else found
-        elif at == section and words.partition("=")[0].strip().strip('"') == key:
-            return number
+            table = here = words.strip("[] ")
+        else:
+            here = f"{table}.{words.partition('=')[0].strip().strip(chr(34))}".lstrip(".")
+        if len(here) > nearest and f"{path}.".startswith(f"{here}."):
+            found, nearest = number, len(here)
     return found
 
 

@@ -284,7 +284,7 @@ def known_homes(home: Path | None) -> list[Path]:
     return [
         base / "node",
         *sorted(path for path in testnet.glob("node-*") if path.is_dir()),
-        base / "holder",
+        base / "relay",
         base / "archive",
         base / "coordinator",
         testnet / "coordinator",

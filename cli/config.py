@@ -23,7 +23,7 @@ __all__ = ["ConfigOption", "app", "validated"]
 ORIGINS = {"COMMANDLINE": "flag", "ENVIRONMENT": "environment", "DEFAULT_MAP": "file"}
 SECRET: dict[str, Callable[[str], Any]] = {"notify": parse_notice}
 """Options whose value may hold a secret: what is shown of it has a name."""
-DAEMONS = ("node", "coordinator", "hold", "archive")
+DAEMONS = ("node", "coordinator", "relay", "archive")
 
 app = typer.Typer(help="What a daemon is told, and by whom.", no_args_is_help=True)
 

@@ -1,10 +1,7 @@
 """`dilocox coordinator RUN.toml`: serve a run."""
 
-import asyncio
 import logging
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -19,9 +16,7 @@ from dilocox.cli.common import (
     read_run,
 )
 from dilocox.cli.loop import live
-from dilocox.cli.market import MarketOption, MarketPortOption, check_addresses
 from dilocox.cli.options import DaemonOptions, StoreOptions, grouped
-from dilocox.cli.runs import announced
 from dilocox.cli.seed_state import compute_state
 from dilocox.coordinator.daemon import CoordinatorSettings, run_coordinator
 from dilocox.node.attest.verify import appraise
@@ -33,7 +28,7 @@ from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.tensors import imported_bytes
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.corpora import Folders, corpus_in, library, named_store, parse_folders, weights_library
-from dilocox.transport.data_directory import load_identity, run_folder
+from dilocox.transport.data_directory import load_identity
 from dilocox.transport.files import write_atomically
 from dilocox.transport.handover import read_handover
 
@@ -53,15 +48,11 @@ def coordinator(
         typer.Option(metavar="DIR", help="The imported weights that the run names lie in DIR (default: ~/.dilocox/weights)."),
     ] = None,
     link_file: Annotated[Path | None, typer.Option(help="Also write the join link here.")] = None,
-    market: MarketOption = None,
-    market_port: MarketPortOption = None,
 ) -> None:
-    """Serve a run: admit peers, close rounds, sign commits. Prints the join link. With --market or --market-port it is announced as
-    one that looks for machines."""
+    """Serve a run: admit peers, close rounds, sign commits. Prints the join link."""
     daemon.begin()
     if link_file is not None:
         check_place(link_file, "--link-file ")
-    check_addresses(market or ())
     store = shared.place()
     key = beside(run_file, ".key")
     if run_file.suffix == ".chain" and run_file.is_file():
@@ -89,11 +80,7 @@ def coordinator(
         notice=daemon.notice(),
         store=store,
     )
-    announce = partial(show_link, link_file)
-    if market is None and market_port is None:
-        live(run_coordinator(settings, announce, appraise, compute_state))
-    else:
-        live(_announced(settings, announce, market or (), market_port or 0))
+    live(run_coordinator(settings, partial(show_link, link_file), appraise, compute_state))
 
 
 def show_link(file: Path | None, link: JoinLink) -> None:
@@ -104,35 +91,6 @@ def show_link(file: Path | None, link: JoinLink) -> None:
         log.warning("this link works on this machine only: pass --host ADDRESS, by which other machines reach this one")
     if file is not None:
         write_atomically(file, f"{link}\n".encode())
-
-
-async def _announced(
-    settings: CoordinatorSettings, announce: Callable[[JoinLink], None], market: Sequence[str], port: int
-) -> None:
-    """Serve a run, and say so in the market."""
-    there: asyncio.Future[JoinLink] = asyncio.get_running_loop().create_future()
-
-    def begun(link: JoinLink) -> None:
-        announce(link)
-        if not there.done():
-            there.set_result(link)
-
-    identity = settings.identity or load_identity(settings.home / "identity.key")
-    chain = run_folder(settings.home, settings.manifest.run_id) / "chain.db"
-
-    async def tell() -> None:
-        try:
-            await announced(market, port, settings.listen.host, identity, there, chain, settings.home)
-        except Exception:  # whatever ends it: the run goes on
-            log.exception("the run is not announced in the market any more; start the coordinator again to announce it")
-
-    telling = asyncio.create_task(tell())
-    try:
-        await run_coordinator(settings, begun, appraise, compute_state)
-    finally:
-        telling.cancel()
-        with suppress(asyncio.CancelledError):
-            await telling
 
 
 def _look_at(manifest: Manifest) -> None:

@@ -226,22 +226,24 @@ def _imported(
     from dilocox.node.training.weights import Weights, read_model  # torch loads only here
 
     preset = Manifest.from_toml(text).model
-    fields, tied = read_model(folder)
+    config, tied = read_model(folder)
     laid_out = None if corpus.chat is None else corpus.chat.sequence_length
-    fields["sequence_length"] = sequence_length or laid_out or min(preset.sequence_length, fields["max_positions"])
-    fields["stages"] = stages or min(preset.stages, fields["layers"] + (2 if rank is None else 0))
+    fields: dict[str, Any] = {
+        "sequence_length": sequence_length or laid_out or min(preset.sequence_length, config["max_position_embeddings"]),
+        "stages": stages or min(preset.stages, config["num_hidden_layers"] + (2 if rank is None else 0)),
+    }
     lora: dict[str, Any] = {}
     if rank is not None:
         fields["lora"] = lora = {"rank": rank, "alpha": 2.0 * rank, "targets": list(get_args(Target)), "base": bytes(32).hex()}
         text = re.sub(r"^\[compression\]\n.*?(?=^\[)", ADAPTERS, text, count=1, flags=re.MULTILINE | re.DOTALL)
-    manifest = Manifest.from_toml(_with_model(text, folder, fields))
+    manifest = Manifest.from_toml(_with_model(text, folder, fields, config))
     _check_tokenizer(folder, corpus)
     check_fits(manifest, corpus)
     weights = Weights(folder, manifest.model, tied)
     with working("importing the model", manifest.model.stages) as bar:
         root = weights.put_into(BlobStore(weights_library()), lambda stage: bar.at(stage + 1))
     named = {"initial": root.hex()} if rank is None else {"lora": {**lora, "base": root.hex()}}
-    text = _with_model(text, folder, {**fields, **named})
+    text = _with_model(text, folder, {**fields, **named}, config)
     return text, Manifest.from_toml(text)
 
 
@@ -264,14 +266,19 @@ def _check_tokenizer(folder: Path, corpus: Corpus) -> None:
         )
 
 
-def _with_model(text: str, folder: Path, fields: Mapping[str, Any]) -> str:
-    """A preset's text with another [model]."""
-    lines = "".join(f"{key} = {_toml(value)}\n" for key, value in fields.items())
+def _with_model(text: str, folder: Path, fields: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    """Return a preset's text with another [model] and [model.config]."""
     says = re.sub(r"[^\x20-\x7e]", "?", folder.resolve().name)
-    section = f"[model]                   # of {says}; its shape, stages and initial belong together\n{lines}\n"
+    first = f"[model]                   # of {says}; its config, stages and initial belong together"
+    section = f"{first}\n{_lines(fields)}\n[model.config]            # keys of its Hugging Face config.json\n{_lines(config)}\n"
     heading = f"# {says}, trained further. Its learning rates are those of the preset: look at them.\n"
     text = heading + text.partition("\n")[2]
-    return re.sub(r"^\[model\]\n.*?(?=^\[)", lambda found: section, text, count=1, flags=re.MULTILINE | re.DOTALL)
+    found = re.compile(r"^\[model\]\n.*?(?=^\[(?!model))", re.MULTILINE | re.DOTALL)
+    return found.sub(lambda _: section, text, count=1)
+
+
+def _lines(fields: Mapping[str, Any]) -> str:
+    return "".join(f"{key} = {_toml(value)}\n" for key, value in fields.items())
 
 
 def _toml(value: Any) -> str:
@@ -292,7 +299,7 @@ def _with_vocabulary(text: str, needed: int) -> str:
     def larger(found: re.Match[str]) -> str:
         return found[0] if int(found[2]) >= needed else f"{found[1]}{-(-needed // VOCABULARY_UNIT) * VOCABULARY_UNIT}"
 
-    return re.sub(r"^(vocabulary_size = )(\d+).*$", larger, text, count=1, flags=re.MULTILINE)
+    return re.sub(r"^(vocab_size = )(\d+).*$", larger, text, count=1, flags=re.MULTILINE)
 
 
 def _choose_data(data: str | None) -> tuple[str, Path]:

@@ -246,7 +246,7 @@ def _as_run_file(advice: Advice, manifest: Manifest) -> list[str]:
 
 def _offers(manifest: Manifest, taking: Callable[[str, Compression], Method]) -> list[Offer]:
     """Every codec that the run may take; low rank is none of adapters, which are of low rank themselves."""
-    rank = manifest.compression.rank or max(1, manifest.model.hidden_size // 8)
+    rank = manifest.compression.rank or max(1, manifest.model.config.hidden_size // 8)
     shares = sorted({*SPARSE_SHARES, manifest.compression.k or SPARSE_SHARES[0]})
     codecs = {
         "fp32": Compression(codec="fp32"),

@@ -90,7 +90,7 @@ def status_rows(value: dict[str, Any]) -> list[tuple[str, str]]:
     lines = {
         "node": _node_lines,
         "coordinator": _coordinator_lines,
-        "holder": _holder_lines,
+        "relay": _relay_lines,
         "archive": _archive_lines,
         "waiting": _waiting_lines,
         "stopped": _stopped_lines,
@@ -161,10 +161,10 @@ def _node_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
         last = "the last round counted nobody" if value["nobody_counted"] else "not counted"
         lines += [("warning", f"{last}: {_reason(item)}"), *([("help", item["do"])] if item["do"] else [])]
     if value["nobody_keeps"]:
-        why = "nobody of the roster can be dialled, and no holder or archive of the run either: nobody can be counted"
+        why = "nobody of the roster can be dialled, and no relay or archive of the run either: nobody can be counted"
         lines += [
             ("warning", why),
-            ("help", "one of you opens a port; the next run names a holder (dilocox hold, dilocox archive)"),
+            ("help", "one of you opens a port; the next run names a relay (dilocox relay, dilocox archive)"),
         ]
     lines += [("help", value["advice"])] if value["advice"] else []
     return lines
@@ -234,7 +234,7 @@ def _coordinator_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
     return lines
 
 
-def _holder_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
+def _relay_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
     run = value["run"]
     return [
         ("run", f'{run["name"]} ({run["run_id"][:8]}…)   {value["role"]} {short(value["peer"])} "{value["name"]}"'),
@@ -252,7 +252,7 @@ def _archive_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
     kept = f"states of {several(len(states), 'round')}, the last {states[-1]}" if states else "no state yet"
     log = "; ".join(f"{first} … {last}" for first, last in archive["payloads"])
     return [
-        *_holder_lines(value),
+        *_relay_lines(value),
         ("archive", archive["url"]),
         ("holds", f"{archive['commits']} commits; {kept}; {'the data' if archive['data'] else 'not all of the data yet'}"),
         *([("payloads", f"of rounds {log}")] if log else []),

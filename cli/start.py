@@ -15,7 +15,7 @@ FINE, INTERRUPTED = 0, 130
 """As exits.py has them, which is not loaded yet."""
 PR_SET_DUMPABLE = 4
 """Option of Linux's prctl."""
-DAEMONS = ("archive", "coordinator", "hold", "node")
+DAEMONS = ("archive", "coordinator", "node", "relay")
 """Verbs that live in loop.py, which hears both signals. Until it does, nothing was begun that has to end well."""
 
 

@@ -120,7 +120,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
         """`rounds`: where several coordinators store the open round; None: beside the chain, there is one. `contacts`: None where
         no server calls it. `events`: keeps what happened; None: it is logged only."""
         self.identity, self.chain = identity, chain
-        self._run_id, self._holders = chain.manifest.run_id, frozenset(chain.manifest.run.holders)
+        self._run_id, self._holders = chain.manifest.run_id, frozenset(chain.manifest.run.relays)
         self._manifest_envelope = manifest
         self._appraise, self._policy = appraise, Policy(chain.manifest.attestation)
         self._clock = clock

@@ -10,11 +10,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from dilocox.node.changes import Changes
 from dilocox.node.participant import Workers
-from dilocox.node.privacy import Account
 from dilocox.protocol import member
 from dilocox.protocol.errors import LocalError
 from dilocox.protocol.member import MemberState
@@ -22,6 +21,9 @@ from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.files import write_atomically
 from dilocox.transport.hours import Hours, Local, changes_at
 from dilocox.transport.tasks import Tasks
+
+if TYPE_CHECKING:
+    from dilocox.node.privacy import Account
 
 __all__ = ["PAUSED", "Attendance", "Wish", "wish"]
 
@@ -77,7 +79,7 @@ class Attendance:
         tasks: Tasks,
         folder: Path,
         hours: Hours | None,
-        account: Account | None = None,
+        account: "Account | None" = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """`tasks`: of the daemon; `folder`: of the run; `account`: of what its own data may give away; `clock`: seconds since

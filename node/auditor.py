@@ -19,15 +19,17 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from dilocox.node.audit_task import Found, Task
+from dilocox.node.checks import Loops, Parts
 from dilocox.node.machine import Machine, available_bytes
 from dilocox.node.memory import fullest_device, host_bytes
+from dilocox.node.place import MANIFEST
 from dilocox.protocol import auditing, events, limits
 from dilocox.protocol.auditing import Audit, Result
 from dilocox.protocol.chain import taken
+from dilocox.protocol.checks.audits import Audited, audits_of
 from dilocox.protocol.corpus import Corpus, order_of
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import LocalError, RemoteError
-from dilocox.protocol.facts import Audited
 from dilocox.protocol.ids import short
 from dilocox.protocol.ledger import Lease
 from dilocox.protocol.manifest import Manifest
@@ -40,7 +42,7 @@ from dilocox.transport.corpora import corpus_in
 from dilocox.transport.parent_pipe import ParentPipe
 from dilocox.transport.processes import end_process, start_process
 
-__all__ = ["AuditPlaces", "Auditor", "in_a_process"]
+__all__ = ["AuditPlaces", "Auditor", "in_a_process", "loops"]
 
 log = logging.getLogger(__name__)
 
@@ -155,7 +157,7 @@ class Auditor:
         try:
             while self._manifest.audit.segments:
                 head = self._chain.head
-                for audit in auditing.duties(head.audits, head.round, self._us.identity.peer):
+                for audit in auditing.duties(audits_of(head), head.round, self._us.identity.peer):
                     if audit.name not in done and audit.name not in self._duties:
                         duty = self._duties[audit.name] = _Duty(audit)
                         duty.work = asyncio.create_task(self._audit(duty), name=f"audit {short(audit.cluster)}")
@@ -338,3 +340,11 @@ class Auditor:
             threads=marks.threads,
             workers=marks.workers,
         )
+
+
+def loops(parts: Parts) -> Loops:
+    """Return the loop of a node that audits."""
+    place, states = parts.place, BlobStore(parts.place.folder / "audits")
+    places = AuditPlaces(parts.home, place.folder / MANIFEST, parts.corpus.store, place.store, states, parts.corpus.named)
+    auditor = Auditor(parts.member, parts.machine, places, parts.fetching_into(states), parts.corpus.supplies)
+    return {"audit": auditor.run()}

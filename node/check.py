@@ -1,4 +1,4 @@
-"""What this machine lacks to take part in a run, as a node, a holder or an archive: looked at before minutes are lost. Blocking.
+"""What this machine lacks to take part in a run, as a node, a relay or an archive: looked at before minutes are lost. Blocking.
 What the network says of it is asked in check_link.py."""
 
 import os
@@ -8,26 +8,27 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dilocox.node.boxes.link import address_on, exposed
 from dilocox.node.data.check import check_corpus, check_whole, must_bring_own
-from dilocox.node.disk import disk_bytes, held_bytes, rounds_shared, state_is_shared, written
+from dilocox.node.disk import disk_bytes, held_bytes, written
 from dilocox.node.employed import has_trained
 from dilocox.node.machine import Machine, cuda_devices, lacking_driver, this_machine
 from dilocox.node.memory import host_bytes, lacks
 from dilocox.node.plan import EFFICIENCY, PEAKS, flops_per_token
-from dilocox.node.privacy import Account, Budget, open_account, steps_left
-from dilocox.node.sampling import SETTLED
 from dilocox.node.tiling import tile
 from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.protocol.findings import Finding, Level
 from dilocox.protocol.ids import several
 from dilocox.protocol.manifest import Availability, Manifest
-from dilocox.transport import erasure
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.corpora import last_built
 from dilocox.transport.data_directory import load_identity, run_folder
 from dilocox.transport.health import running_daemon
+
+if TYPE_CHECKING:
+    from dilocox.node.privacy import Account, Budget
 
 __all__ = ["Here", "Role", "no_part", "of_machine", "of_own_data", "of_part", "of_room"]
 
@@ -42,7 +43,7 @@ class Role(StrEnum):
     """By the verb that makes a machine one."""
 
     NODE = "node"
-    HOLDER = "hold"
+    RELAY = "relay"
     ARCHIVE = "archive"
 
 
@@ -58,7 +59,7 @@ class Here:
     data: dict[str, Path]
     interface: str | None
     private: Path | None = None
-    budget: Budget | None = None
+    budget: "Budget | None" = None
     """What that may give away."""
     gives_up_bound: bool = False
     """It may give away anything, also where a bound was promised."""
@@ -93,7 +94,9 @@ def of_machine(manifest: Manifest, here: Here) -> Iterator[Finding]:
 
 
 def _coder() -> Finding:
-    """Of a node that keeps shares: it would not start without."""
+    """Return whether this machine can make shards: a node of a run with availability does not start without."""
+    from dilocox.transport import erasure
+
     try:
         erasure.need_coder()
     except ConfigError as error:
@@ -104,7 +107,10 @@ def _coder() -> Finding:
 
 
 def _shared(manifest: Manifest, settings: Availability) -> Finding:
-    """Of a run of several clusters that keeps shares."""
+    """Return whether peers have room for shards, in a run of several clusters with availability."""
+    from dilocox.node.disk_of_checks import rounds_shared, state_is_shared
+    from dilocox.node.sampling import SETTLED
+
     rounds, clusters = rounds_shared(manifest, manifest.rounds.start_clusters), manifest.rounds.start_clusters
     says = f"peers have room for those of {rounds:,} rounds of {clusters} clusters"
     do = f"its owner lets peers keep more (availability.megabytes, now {settings.megabytes:,})"
@@ -157,14 +163,14 @@ def _round_seconds(manifest: Manifest, devices: int | None) -> float:
 
 
 def no_part(manifest: Manifest, me: str, role: Role) -> str:
-    """Why the run has no place for a peer as a holder or an archive; empty: it has."""
-    if me in manifest.run.holders:
+    """Why the run has no place for a peer as a relay or an archive; empty: it has."""
+    if me in manifest.run.relays:
         return ""
-    if role is Role.HOLDER:
-        return f"the run names no holder {me}: its owner writes that into run.holders before the run begins"
+    if role is Role.RELAY:
+        return f"the run names no relay {me}: its owner writes that into run.relays before the run begins"
     if not manifest.may_read(me):
         return (
-            f"only those whom the run admits may read it, and it names no {me}: its owner writes that into run.holders, or onto the"
+            f"only those whom the run admits may read it, and it names no {me}: its owner writes that into run.relays, or onto the"
             " allow-list, before the run begins"
         )
     return ""
@@ -174,7 +180,7 @@ def of_part(manifest: Manifest, here: Here) -> Iterator[Finding]:
     """Whether the run has a place for who would join."""
     me, admission = here.peer, manifest.admission
     listed = admission.policy == "allow-list"
-    by_name = {Role.NODE: listed, Role.HOLDER: True, Role.ARCHIVE: listed and not manifest.may_read("")}[here.role]
+    by_name = {Role.NODE: listed, Role.RELAY: True, Role.ARCHIVE: listed and not manifest.may_read("")}[here.role]
     if me is None and by_name:
         says = f"{here.home} has no identity yet, and the run names whom it admits"
         yield Finding(Level.ODD, "admission", says, f"its owner needs what `dilocox id --home {here.home}` says")
@@ -199,10 +205,10 @@ def of_part(manifest: Manifest, here: Here) -> Iterator[Finding]:
 def _kept(manifest: Manifest, me: str, role: Role) -> Finding:
     if why := no_part(manifest, me, role):
         return Finding(Level.WRONG, "admission", why, "name the --home whose identity the run names")
-    if me in manifest.run.holders:
-        return Finding(Level.FINE, "admission", "the run names this peer in run.holders: members push to it what it keeps")
+    if me in manifest.run.relays:
+        return Finding(Level.FINE, "admission", "the run names this peer in run.relays: members push to it what it keeps")
     return Finding(
-        Level.FINE, "admission", "may read the run; it does not name this peer in run.holders, so nobody pushes to it"
+        Level.FINE, "admission", "may read the run; it does not name this peer in run.relays, so nobody pushes to it"
     )
 
 
@@ -306,6 +312,8 @@ def of_own_data(manifest: Manifest, here: Here, trained: int = 0) -> Iterator[Fi
         corpus = check_whole(BlobStore(here.private, ours=False), digest)
         yield Finding(Level.FINE, about, f"{corpus.tokens:,} tokens, built with tokenizer {corpus.tokenizer}")
         about = "--private-epsilon"
+        from dilocox.node.privacy import open_account
+
         account = open_account(here.home, manifest, here.private, digest, here.budget, here.gives_up_bound)
         if here.budget is not None:
             yield _budget(manifest, account, has_trained(run_folder(here.home, manifest.run_id)), trained)
@@ -313,8 +321,10 @@ def of_own_data(manifest: Manifest, here: Here, trained: int = 0) -> Iterator[Fi
         yield Finding(Level.WRONG, about, str(error))
 
 
-def _budget(manifest: Manifest, account: Account, took_part: bool, trained: int) -> Finding:
+def _budget(manifest: Manifest, account: "Account", took_part: bool, trained: int) -> Finding:
     """As a node lays it out that takes part from now on. Raises ConfigError, LocalError."""
+    from dilocox.node.privacy import steps_left
+
     steps = steps_left(manifest, trained)
     noise = account.noise_for(steps, took_part)
     if not account.fits(noise, manifest.rounds.inner_steps):

@@ -172,7 +172,7 @@ async def _reached(
 
 def _unseen(manifest: Manifest, here: Here) -> tuple[bool, str]:
     """Whether it is wrong that others cannot dial us, and what follows."""
-    if here.role is Role.HOLDER or here.peer in manifest.run.holders:
+    if here.role is Role.RELAY or here.peer in manifest.run.relays:
         return True, "This run counts on who keeps for others, and nobody could fetch what lies here"
     if here.role is Role.ARCHIVE:
         return False, "An archive that only reads asks, and is not asked"

@@ -2,29 +2,27 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from random import SystemRandom
-from typing import Any
 
 from dilocox.node.api.server import Sources, create_node_app
 from dilocox.node.attendance import Attendance
 from dilocox.node.attest.attesters import choose_attester, no_attester
 from dilocox.node.attest.prover import Challenger, Prover, prove
-from dilocox.node.auditor import Auditor, AuditPlaces
 from dilocox.node.boxes.lead_line import LeadLine, hello_of
 from dilocox.node.boxes.link import address_on, exposed
 from dilocox.node.boxes.team import ClusterSettings
 from dilocox.node.check import of_room
+from dilocox.node.checks import CorpusStore, Parts, open_restoring
+from dilocox.node.checks import loops as loops_of_checks
 from dilocox.node.coordinator_link import CoordinatorLink
 from dilocox.node.crew import Crew
 from dilocox.node.data.check import check_corpus
 from dilocox.node.data.supply import Supply
-from dilocox.node.downloader import Downloader
+from dilocox.node.downloader import Downloader, Restores
 from dilocox.node.employed import admission, follow_lead, has_trained, lead_cluster, open_workplace, worker_pool
 from dilocox.node.forks import check_forks, follow_owner
 from dilocox.node.imported import import_weights
@@ -35,14 +33,9 @@ from dilocox.node.own import OwnStatements
 from dilocox.node.own_text import OwnText, open_own_text
 from dilocox.node.participant import Participant, Workers
 from dilocox.node.place import MANIFEST, Place, find_relays, keep_manifest, open_chain, open_relay_store, run_peer
-from dilocox.node.privacy import steps_left
-from dilocox.node.restoring import Restorer
 from dilocox.node.run_context import RunContext
 from dilocox.node.run_data import open_run_data
-from dilocox.node.sampling import Asker
 from dilocox.node.settings import NodeSettings
-from dilocox.node.sharing import Restoring, Sharing, open_restoring
-from dilocox.node.starts import Starts
 from dilocox.node.workers import LOOPBACK
 from dilocox.protocol import member, phase
 from dilocox.protocol.attestation import SIMULATED, AttestationError
@@ -104,6 +97,8 @@ async def _take_part(
     if settings.begin is not None and (manifest.model.lora is not None or not chain.length):
         await tasks.race(_take_weights(settings.begin, place, home, manifest))
     if own_text is not None:
+        from dilocox.node.privacy import steps_left
+
         steps, trained = steps_left(manifest, chain.head.trained), has_trained(place.folder)
         await asyncio.to_thread(own_text.account.lay_out, steps, manifest.rounds.inner_steps, trained)
     open_chain(place, chain, tasks)
@@ -113,14 +108,13 @@ async def _take_part(
     own = await asyncio.to_thread(OwnStatements, place.folder / "own.db", manifest.run_id)
     files.callback(own.close)
     archive = ArchiveSource(settings.archive, manifest.run_id) if settings.archive is not None else None
-    states = BlobStore(place.folder / "audits")
     restoring = await asyncio.to_thread(open_restoring, place, chain)
     restorer = restoring.restorer if restoring is not None else None
 
-    def downloader(store: BlobStore, shares: Restorer | None = None) -> Downloader:
+    def fetching_into(store: BlobStore, shares: Restores | None = None) -> Downloader:
         return Downloader(me.peer, store, network.directory, place.channels, lambda: chain.head.roster, archive, shares)
 
-    run_data, supplies, audits = open_run_data(chain, downloader(place.store, restorer)), downloader(data), downloader(states)
+    run_data, supplies = open_run_data(chain, fetching_into(place.store, restorer)), fetching_into(data)
     starts = run_data.starts
     lead = settings.cluster.lead.coordinator if settings.cluster else ""
     relay_store = await asyncio.to_thread(open_relay_store, place, home, chain)
@@ -158,7 +152,8 @@ async def _take_part(
     log.info("%s is %s, serving on %s, page and API %s", settings.name, me.peer, network.address, place.door.url)
     closing.push_async_callback(place.lead.close)
     closing.push_async_exit(partial(_leave, employment.workers, attendance))
-    places = AuditPlaces(home.folder, place.folder / MANIFEST, data, place.store, states, bool(settings.data))
+    corpus = CorpusStore(data, bool(settings.data), supplies)
+    parts = Parts(node, machine, place, home.folder, corpus, fetching_into, starts, restoring)
     loops = {
         "watch": participant.watch(),
         "offer": participant.offer(),
@@ -169,11 +164,10 @@ async def _take_part(
         "remind": remind(participant),
         "finish": _finish(node, attendance, settings.exit_when_finished),
         "supply holders": relays.supply(starts.newest_snapshot),
-        "audit": Auditor(node, machine, places, audits, supplies).run(),
         **({"judge": Judging(node, employment.judge, tasks).run()} if employment.judge is not None else {}),
         **employment.loops,
         **({"attest": prover.stay_attested(coordinator), "prove": prove(prover, node)} if prover is not None else {}),
-        **(_keeping_shares(restoring, node, starts, place.store) if restoring is not None else {}),
+        **loops_of_checks(parts),
     }
     for name, loop in loops.items():
         tasks.start(loop, name)
@@ -193,16 +187,6 @@ async def _finish(node: MemberDriver, attendance: Attendance, ends: bool) -> Non
     log.info("the run is finished. Next: %s", "this node ends (--exit-when-finished)" if ends else FINISHED)
     if ends:
         await attendance.leave(at_once=False)
-
-
-def _keeping_shares(
-    restoring: Restoring, node: MemberDriver, starts: Starts, store: BlobStore
-) -> dict[str, Coroutine[Any, Any, None]]:
-    """Return the loops that make our shards, and that ask peers for theirs."""
-    shares, restorer = restoring
-    me = node.identity.peer
-    sharing = Sharing(node.manifest, node.chain, store, shares, me, starts.oldest_kept)
-    return {"share": sharing.run(), "sample": Asker(node, restorer, shares, SystemRandom()).run()}
 
 
 def warn_of_room(manifest: Manifest, home: Path, devices: int | None) -> None:

@@ -6,12 +6,10 @@ from dataclasses import dataclass
 from dilocox.node.clock import model_payload_bytes
 from dilocox.node.memory import stage_bytes
 from dilocox.node.starts import BOUNDARIES_KEPT, RECENT_STATES, SNAPSHOTS_KEPT
-from dilocox.protocol import auditing, limits
 from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.shares import Code, Held, code_of, counted_room, worth_keeping
-from dilocox.protocol.tensors import imported_bytes, phase_bytes, state_bytes
+from dilocox.protocol.tensors import imported_bytes, state_bytes
 
-__all__ = ["Written", "disk_bytes", "held_bytes", "rounds_shared", "state_is_shared", "written"]
+__all__ = ["Written", "disk_bytes", "held_bytes", "written"]
 
 
 @dataclass(frozen=True)
@@ -56,85 +54,36 @@ class Written:
 def written(manifest: Manifest, clusters: int, stages: Sequence[int] | None = None, leads: bool = True) -> Written:
     """By a box with these stages (default: all), where so many clusters exchange, in a round of H steps. `leads`: it is its
     cluster's first, which audits. Headers, lists and the codec's warm starts are left out."""
-    model, everything = manifest.model, range(manifest.model.stages)
-    mine = everything if stages is None else stages
+    model = manifest.model
+    mine = range(model.stages) if stages is None else stages
     held = stage_bytes(manifest, mine, half=False)
     states = sum(state_bytes(model, stage) for stage in mine)
     payload = round(model_payload_bytes(model, manifest.compression, mine))
-    phases = sum(_phase(manifest, stage) for stage in mine)
-    audits = manifest.audit.segments > 0
+    mark, marks, audited, shares = _for_checks(manifest, clusters, mine, leads)
     return Written(
         boundary=held.gradients,
         anchor_and_moments=held.gradients + held.moments,
         payload=payload,
         others=(clusters - 1) * payload,
         state=states,
-        mark=phases if audits else 0,
-        marks=_marks(manifest, manifest.rounds.inner_steps) if audits else 0,
-        audited=_audits(manifest, clusters) * 2 * sum(_phase(manifest, stage) for stage in everything) if leads else 0.0,
-        shares=_shares(manifest, clusters, mine),
+        mark=mark,
+        marks=marks,
+        audited=audited,
+        shares=shares,
     )
 
 
-def _phase(manifest: Manifest, stage: int) -> int:
-    return phase_bytes(manifest.model, manifest.training.optimizer == "muon", stage)
+def _for_checks(manifest: Manifest, clusters: int, stages: Sequence[int], leads: bool) -> tuple[int, int, float, float]:
+    """Return `mark`, `marks`, `audited` and `shares` of what is written. A run without these checks imports no module of theirs."""
+    if not manifest.audit.segments and manifest.availability is None:
+        return 0, 0, 0.0, 0.0
+    from dilocox.node import disk_of_checks as of
 
-
-def _audits(manifest: Manifest, clusters: int) -> float:
-    """For which a cluster is drawn in a round, in the mean, where all stand equal and are counted. A committee of fewer than there
-    are others may draw one of them twice."""
-    rules, others = manifest.audit, clusters - 1
-    if not rules.segments or not others:
-        return 0.0
-    drawn = others if others <= auditing.AUDITORS else others * (1 - (1 - 1 / others) ** auditing.AUDITORS)
-    return float(min(limits.AUDITS, rules.share * clusters)) * drawn / clusters
-
-
-def _code(manifest: Manifest, clusters: int) -> Code | None:
-    """As so many clusters share, each of which hosts all stages. None: they do not."""
-    settings = manifest.availability
-    return None if settings is None else code_of(clusters, settings.needed_share)
-
-
-def _shares(manifest: Manifest, clusters: int, stages: Sequence[int]) -> float:
-    """Of these stages: one of each cluster's payload, and of the state in a round from which joiners start, as far as the run lets
-    a peer keep them."""
-    settings, every, code = manifest.availability, manifest.rounds.snapshot_every, _code(manifest, clusters)
-    if settings is None or code is None:
-        return 0.0
-    rounds, most = settings.rounds, settings.most_bytes
-    payloads = [round(model_payload_bytes(manifest.model, manifest.compression, [stage])) for stage in stages] * clusters
-    states = [state_bytes(manifest.model, stage) for stage in stages]
-
-    def kept(states: Sequence[int]) -> int:
-        blobs = [*((True, size) for size in states), *((False, size) for size in payloads)]
-        made = [Held(1, state, code.share_size(size), b"%d" % number) for number, (state, size) in enumerate(blobs)]
-        names = worth_keeping(made, 2, rounds, most)
-        return sum(share.size for share in made if share.blob in names)
-
-    return ((every - 1) * kept(()) + kept(states)) / every
-
-
-def rounds_shared(manifest: Manifest, clusters: int) -> int:
-    """For how many rounds whoever hosts all stages has room for its shares of what so many clusters contribute, whatever states it
-    keeps shares of beside them. 0: for none, or it shares with nobody."""
-    settings, code = manifest.availability, _code(manifest, clusters)
-    if settings is None or code is None:
-        return 0
-    each = clusters * code.share_size(round(model_payload_bytes(manifest.model, manifest.compression)))
-    return min(settings.rounds, counted_room(settings.most_bytes) // each)
-
-
-def state_is_shared(manifest: Manifest, clusters: int) -> bool:
-    """Whether there is room for its share of a state, whatever was counted beside it."""
-    settings, code = manifest.availability, _code(manifest, clusters)
-    states = sum(state_bytes(manifest.model, stage) for stage in range(manifest.model.stages))
-    return bool(settings and code and code.share_size(states) <= settings.most_bytes - counted_room(settings.most_bytes))
-
-
-def _marks(manifest: Manifest, steps: int) -> int:
-    """Of a phase of so many: where each of its stretches begins, before a commit and after it, at its end."""
-    return -(-steps // auditing.spacing(manifest)) + 2 + auditing.JUMPS
+    mark = sum(of.phase(manifest, stage) for stage in stages) if manifest.audit.segments else 0
+    marks = of.marks(manifest, manifest.rounds.inner_steps) if manifest.audit.segments else 0
+    whole = sum(of.phase(manifest, stage) for stage in range(manifest.model.stages))
+    audited = of.audits(manifest, clusters) * 2 * whole if leads else 0.0
+    return mark, marks, audited, of.shares(manifest, clusters, stages)
 
 
 def disk_bytes(manifest: Manifest, clusters: int) -> int:
@@ -143,9 +92,17 @@ def disk_bytes(manifest: Manifest, clusters: int) -> int:
     payloads of so many clusters until two later snapshots are agreed, and shares. Who audits looks for room itself."""
     each = written(manifest, clusters)
     boundaries = (BOUNDARIES_KEPT + 1) * (each.boundary + each.anchor_and_moments)
-    marks = each.mark * _marks(manifest, manifest.rounds.max_inner_steps) if each.mark else 0
     shares = manifest.availability.most_bytes if manifest.availability is not None else 0
-    return held_bytes(manifest, clusters) + boundaries + (auditing.WAIT + 2) * marks + shares
+    return held_bytes(manifest, clusters) + boundaries + _marks_bytes(manifest, each.mark) + shares
+
+
+def _marks_bytes(manifest: Manifest, mark: int) -> int:
+    """Return the bytes of the states of phases by which this host may be audited."""
+    if not manifest.audit.segments:
+        return 0
+    from dilocox.node import disk_of_checks as of
+
+    return of.ROUNDS_OF_MARKS * mark * of.marks(manifest, manifest.rounds.max_inner_steps)
 
 
 def held_bytes(manifest: Manifest, clusters: int) -> int:

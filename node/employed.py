@@ -5,7 +5,7 @@ import os
 from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dilocox.node.boxes.follower import Follower
 from dilocox.node.boxes.lead import BoxAdmission, LeadService
@@ -23,7 +23,6 @@ from dilocox.node.own_text import OwnText
 from dilocox.node.participant import Workers
 from dilocox.node.payload_checker import PayloadChecker
 from dilocox.node.place import MANIFEST, Place
-from dilocox.node.privacy import Account
 from dilocox.node.relay_store import RelayStore
 from dilocox.node.relays import Relays
 from dilocox.node.run_context import RunContext
@@ -39,6 +38,9 @@ from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.data_directory import DataDirectory
 from dilocox.transport.files import write_atomically
+
+if TYPE_CHECKING:
+    from dilocox.node.privacy import Account
 
 __all__ = [
     "Employment",
@@ -153,7 +155,7 @@ def lead_cluster(
     lead: LeadService,
     place: Workplace,
     settings: ClusterSettings,
-    account: Account | None,
+    account: "Account | None",
 ) -> Employment:
     """Lead the workers of this host and of those that join it. `account`: of what our own data may give away."""
     team = Team(context, member, machine, place.pool, place.own_host, lead, settings)

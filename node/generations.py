@@ -9,12 +9,13 @@ import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from dilocox.node.boxes.team import Team
+from dilocox.node.checks import scored
 from dilocox.node.crew import Crew, Phase, Ready
 from dilocox.node.keeping import Keeping, blobs_of
 from dilocox.node.member_driver import MemberPort
-from dilocox.node.privacy import Account
 from dilocox.node.run_context import RunContext
 from dilocox.node.starts import Starts, state_blob
 from dilocox.protocol import events, member
@@ -27,10 +28,12 @@ from dilocox.protocol.member import MemberState
 from dilocox.protocol.messages import Statement, canonical
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import worker_pb2 as worker
-from dilocox.protocol.scoring import Score
 from dilocox.protocol.status import Status
 from dilocox.transport.blobs import digest_of
 from dilocox.transport.room import probe
+
+if TYPE_CHECKING:
+    from dilocox.node.privacy import Account
 
 __all__ = ["Generations", "contributions_of"]
 
@@ -52,7 +55,7 @@ class Generations:
         starts: Starts,
         keeping: Keeping,
         crew: Crew,
-        account: Account | None = None,
+        account: "Account | None" = None,
     ) -> None:
         """`member`: hears what the workers say. `account`: of what our own data may give away."""
         self._manifest, self._me, self._chain, self._store = context.manifest, context.me, context.chain, context.store
@@ -90,7 +93,7 @@ class Generations:
         self._keeping.judged(contribution.body)
         return await self._team.judge(contribution, base, rank_or_k)
 
-    def score(self, asked: member.Score) -> None:
+    def score(self, asked: member.Measure) -> None:
         """Have the workers measure what a contribution does to the loss, when they can. Who has not started is asked again when it
         has the state: its first command is its start."""
         if not self._crew.started:
@@ -193,9 +196,7 @@ class Generations:
                         root = await asyncio.to_thread(self._store.put, [state_blob(digests)])
                         self._hear(member.Rechecked(event.rechecked.round, root))
                 case "scored":
-                    found = event.scored
-                    score = Score(found.before, found.after, found.cosine, tuple(found.sketch), tuple(found.own))
-                    self._hear(member.Scored(found.contribution, score))
+                    self._hear(scored(event.scored))
                 case "failed":
                     log.error("a stage worker failed: %s", event.failed)
                     self._end_generation(event.failed)

@@ -1,4 +1,4 @@
-"""`dilocox hold`: a peer that keeps payloads and states for those who cannot be dialled, and trains nothing.
+"""`dilocox relay`: a peer that keeps payloads and states for those who cannot be dialled, and trains nothing.
 
 The run's manifest names it. It follows the chain, takes what members of the roster push, serves it to everybody, and keeps it as
 long as a joiner or a restart may need it. `dilocox archive` is the same with an archive (archiver.py); where the manifest does not
@@ -69,11 +69,11 @@ async def _hold(
 ) -> None:
     coordinator = CoordinatorLink(settings.join, place.network.directory, place.channels)
     chain = await _open_chain(settings, home, tasks, place, files, coordinator)
-    role = "holder" if settings.archive is None else "archive"
+    role = "relay" if settings.archive is None else "archive"
     events = await _open_events(settings, home, tasks, place, files, coordinator, chain, role)
     own = await asyncio.to_thread(OwnStatements, place.folder / "own.db", chain.manifest.run_id)
     files.callback(own.close)
-    me, directory, named = home.identity, place.network.directory, home.identity.peer in chain.manifest.run.holders
+    me, directory, named = home.identity, place.network.directory, home.identity.peer in chain.manifest.run.relays
     agreed = AgreedStates(place.store)
     relay_store = await asyncio.to_thread(open_relay_store, place, home, chain, agreed)
     downloader = Downloader(me.peer, place.store, directory, place.channels, lambda: chain.head.roster)
@@ -161,7 +161,7 @@ async def _open_archiver(
 
 def _check_part(settings: HolderSettings, manifest: Manifest, me: str) -> None:
     """Raises LocalError where the run has no place for us, ConfigError where its archive must be sealed."""
-    if why := no_part(manifest, me, Role.HOLDER if settings.archive is None else Role.ARCHIVE):
+    if why := no_part(manifest, me, Role.RELAY if settings.archive is None else Role.ARCHIVE):
         raise LocalError(why)
     if settings.archive is not None:
         check_sealing(manifest, settings.archive.place.key, settings.archive.plain)
@@ -302,7 +302,7 @@ class HolderPage:
         self._coordinator, self._events, self._archiver, self._named = coordinator, events, archiver, named
 
     def app(self) -> web.Application:
-        network, role = self._place.network, "holder" if self._archiver is None else "archive"
+        network, role = self._place.network, "relay" if self._archiver is None else "archive"
         traffic, registry = self._place.channels.traffic, CollectorRegistry()
         metrics = RunMetrics(role, self._chain, self._events, lambda: {"roster": len(self._chain.head.roster)}, traffic)
         registry.register(metrics)

@@ -23,7 +23,7 @@ class Judge(Protocol):
     async def judge(self, contribution: Statement[pb.Contribution], base: bytes, rank_or_k: int) -> Verdict:
         """Download and check its payloads, until cancelled; `base`: our own state root."""
 
-    def score(self, asked: member.Score) -> None: ...
+    def score(self, asked: member.Measure) -> None: ...
 
     def recheck(self, round: int) -> None:
         """Replay the last commit from disk."""
@@ -58,7 +58,7 @@ class Judging:
                 for task in self._verdicts:
                     task.cancel()
                 self._verdicts.clear()
-            case member.Score():
+            case member.Measure():
                 self._judge.score(order)
             case member.Recheck(round):
                 log.warning("the state before round %d differs from others'; replaying the commit before it", round)

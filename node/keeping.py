@@ -7,7 +7,6 @@ from dilocox.node.crew import Progress
 from dilocox.node.marks import merged
 from dilocox.node.relay_store import RelayStore
 from dilocox.node.starts import BOUNDARIES_KEPT, Starts
-from dilocox.protocol import auditing
 from dilocox.protocol.head import Head
 from dilocox.protocol.messages import canonical
 from dilocox.protocol.pb import messages_pb2 as pb
@@ -111,13 +110,18 @@ class Keeping:
         return keep | self._audited() | self._relay_store.blobs()
 
     def _audited(self) -> set[bytes]:
-        """What our auditors may ask for."""
+        """Return the states of our phases that auditors may still request; without audits there are none."""
+        if not self._marks:
+            return set()
+        from dilocox.protocol import auditing
+        from dilocox.protocol.checks.audits import audits_of
+
         head, keep = self._starts.head, set[bytes]()
         for round in [round for round in self._marks if round < head.round - auditing.WAIT]:
             del self._marks[round]
             self._documents.pop(round, None)
         for round, parts in self._marks.items():
-            needed = (auditing.needed(head.audits, head.round, self._cluster, round, part.marks) for part in parts)
+            needed = (auditing.needed(audits_of(head), head.round, self._cluster, round, part.marks) for part in parts)
             states = set[bytes]().union(*needed)
             keep |= states | ({self._documents[round]} if states and round in self._documents else set())
         newest = self._marks[max(self._marks)] if self._marks else []

@@ -66,7 +66,7 @@ class RoundClosed:
     """A commit closed the round: verdicts on its contributions are not needed any more."""
 
 
-Order = JudgeOrder | RoundClosed | member.Score | member.Recheck | member.Resynchronise
+Order = JudgeOrder | RoundClosed | member.Measure | member.Recheck | member.Resynchronise
 """What the machine asks of the workers that it leads."""
 
 
@@ -123,7 +123,7 @@ class MemberDriver:
                 case member.Judge(contribution):
                     order = JudgeOrder(contribution, self.state.root or b"", self.state.head.rank_or_k)
                     self.orders.put_nowait(order)
-                case member.Score() | member.Recheck():
+                case member.Measure() | member.Recheck():
                     self.orders.put_nowait(effect)
                 case member.Resynchronise(round, detail):
                     self.emit(events.Diverged(round, detail))

@@ -101,7 +101,9 @@ def _device(manifest: Manifest, worker: int, workers: int, microbatches: int, ha
         most += _layer_bytes(model, _tokens(manifest), half)
     ends = 2 * len(mine) - (worker == 0) - (worker == workers - 1)
     ends *= 2 if len(mine) > 1 else 1  # torch's looped schedules keep what they sent, too, until the step ends
-    buffers = ends * microbatches * _tokens(manifest) * model.hidden_size * (HALF if half else WIDE) if workers > 1 else 0
+    buffers = (
+        ends * microbatches * _tokens(manifest) * model.config.hidden_size * (HALF if half else WIDE) if workers > 1 else 0
+    )
     return Device(fixed.weights, fixed.gradients, fixed.moments, most + buffers)
 
 
@@ -139,24 +141,25 @@ def held_bytes(manifest: Manifest, stage: int, half: bool) -> int:
     """That autograd keeps of one microbatch in a stage until its gradient is due."""
     model, tokens = manifest.model, _tokens(manifest)
     first, last = stage_units(model)[stage]
-    layers = min(model.layers, last - 1) - max(0, first - 1)
+    config = model.config
+    layers = min(config.num_hidden_layers, last - 1) - max(0, first - 1)
     held = INDEX * tokens if first == 0 else 0
     if layers:
-        held += 2 * WIDE * model.sequence_length * model.head_size  # the rotary tables
+        held += 2 * WIDE * model.sequence_length * config.head_dim  # the rotary tables
     if manifest.training.checkpoint_activations:
-        held += layers * WIDE * tokens * model.hidden_size
+        held += layers * WIDE * tokens * config.hidden_size
     else:
         held += layers * _layer_bytes(model, tokens, half)
-    if last == model.layers + 2:
-        held += tokens * (_norm_bytes(model, 1, half) + WIDE * model.vocabulary_size + INDEX)  # logarithms of shares, targets
+    if last == config.num_hidden_layers + 2:
+        held += tokens * (_norm_bytes(model, 1, half) + WIDE * config.vocab_size + INDEX)  # logarithms of shares, targets
     return held
 
 
 def output_bytes(manifest: Manifest, stage: int, half: bool) -> int:
     """Of what a chunk that ends with this stage gives for a microbatch: torch keeps it until its gradient is due."""
     model = manifest.model
-    last = stage == model.stages - 1
-    return _tokens(manifest) * (WIDE * model.vocabulary_size if last else (HALF if half else WIDE) * model.hidden_size)
+    config, last = model.config, stage == model.stages - 1
+    return _tokens(manifest) * (WIDE * config.vocab_size if last else (HALF if half else WIDE) * config.hidden_size)
 
 
 def _tokens(manifest: Manifest) -> int:
@@ -165,19 +168,21 @@ def _tokens(manifest: Manifest) -> int:
 
 
 def _layer_bytes(model: Model, tokens: int, half: bool) -> int:
-    queries, keys = model.head_size * model.heads, model.head_size * model.kv_heads
-    read = 2 * queries + 2 * keys + 4 * model.intermediate_size
+    config = model.config
+    queries, keys = config.head_dim * config.num_attention_heads, config.head_dim * config.num_key_value_heads
+    read = 2 * queries + 2 * keys + 4 * config.intermediate_size
     norms = _norm_bytes(model, 3, half) + _norm_bytes(model, 2, half)
-    if model.family == "qwen3":  # of queries and keys: what is normed, that normed, a scale for each head
-        norms += WIDE * (2 * (queries + keys) + model.heads + model.kv_heads)
+    if config.model_type == "qwen3":  # of queries and keys: what is normed, that normed, a scale for each head
+        norms += WIDE * (2 * (queries + keys) + config.num_attention_heads + config.num_key_value_heads)
     if model.lora is not None:  # what A gives, for each; what the frozen products would keep, some adapter does
         read += model.lora.rank * len(model.lora.targets)
-    return tokens * (norms + (HALF if half else WIDE) * read + WIDE * model.heads)
+    return tokens * (norms + (HALF if half else WIDE) * read + WIDE * config.num_attention_heads)
 
 
 def _norm_bytes(model: Model, readers: int, half: bool) -> int:
     """Of a token in a norm: its input, that normed, the scale, and what so many matrix products read."""
-    return WIDE * (2 * model.hidden_size + 1) + model.hidden_size * (HALF * readers if half else WIDE)
+    hidden = model.config.hidden_size
+    return WIDE * (2 * hidden + 1) + hidden * (HALF * readers if half else WIDE)
 
 
 def peak(worker: int, workers: int, microbatches: int, held: Sequence[int]) -> int:

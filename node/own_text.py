@@ -2,13 +2,16 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dilocox.node.data.check import check_own, must_bring_own
-from dilocox.node.privacy import Account, open_account
 from dilocox.node.settings import NodeSettings
 from dilocox.protocol.corpus import Corpus
 from dilocox.protocol.manifest import Manifest
 from dilocox.transport.corpora import last_built
+
+if TYPE_CHECKING:
+    from dilocox.node.privacy import Account
 
 __all__ = ["OwnText", "open_own_text"]
 
@@ -17,7 +20,7 @@ __all__ = ["OwnText", "open_own_text"]
 class OwnText:
     folder: Path
     digest: bytes
-    account: Account
+    account: "Account"
 
     def check(self, manifest: Manifest, shared: Corpus) -> None:
         """Raises ConfigError where it is not whole, or does not fit the run. Blocking."""
@@ -30,6 +33,8 @@ def open_own_text(settings: NodeSettings, home: Path, manifest: Manifest) -> Own
     must_bring_own(manifest, settings.private)
     if settings.private is None:
         return None
+    from dilocox.node.privacy import open_account  # a run on shared data has no account
+
     digest = last_built(settings.private)
     account = open_account(home, manifest, settings.private, digest, settings.budget, settings.gives_up_bound)
     return OwnText(settings.private, digest, account)

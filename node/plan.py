@@ -137,7 +137,7 @@ def inside(manifest: Manifest, devices: Sequence[int]) -> Inside:
     turns = len(chunks(model.stages, tiling.length, training.schedule)[0])
     each = training.microbatches // tiling.copies
     half = training.in_bfloat16(cuda=True)
-    passed = manifest.tokens_per_step * model.hidden_size * (HALF if half else WIDE)
+    passed = manifest.tokens_per_step * model.config.hidden_size * (HALF if half else WIDE)
     on_host = max(host_bytes(manifest, tiling.stages(box, model.stages)) for box in range(len(devices)))
     return Inside(
         tiling,
@@ -198,8 +198,10 @@ def flops_per_token(manifest: Manifest) -> float:
     2001.08361), as many again forward where activations are computed again; and those of causal attention."""
     model = manifest.model
     weights, adapters = matrices(model, stage_weights), matrices(model, stage_tensors) * (model.lora is not None)
-    products = weights - model.vocabulary_size * model.hidden_size  # the embedding is a table
-    attention = model.layers * model.sequence_length * model.heads * model.head_size  # scores and sums, half of them masked
+    config = model.config
+    products = weights - config.vocab_size * config.hidden_size  # the embedding is a table
+    # Scores and sums, half of them masked.
+    attention = config.num_hidden_layers * model.sequence_length * config.num_attention_heads * config.head_dim
     forward = 2 * (products + adapters) + 2 * attention
     frozen = 2 * products * (model.lora is not None)  # no gradient of theirs is computed
     return float((4 if manifest.training.checkpoint_activations else 3) * forward - frozen)

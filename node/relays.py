@@ -71,7 +71,7 @@ class Relays:
     async def find(self, blobs: Sequence[bytes]) -> tuple[str, ...]:
         """Push these to members of the roster until enough of them keep all; fewer where there are no more, none where the round
         closes first."""
-        began, named, copies = self._chain.head, self._manifest.run.holders, self._copies or HOLDERS
+        began, named, copies = self._chain.head, self._manifest.run.relays, self._copies or HOLDERS
         failed = await asyncio.to_thread(self._failed, began.round)
 
         def turn(name: str) -> tuple[bool, bool, bytes]:
@@ -97,9 +97,9 @@ class Relays:
         """Where we cannot be dialled: see to it that the run's holders have the blobs of its newest agreed state, until cancelled.
         `state`: its root, then the stages that we host; empty where they are not here. Who has them already is sent none."""
         done: dict[str, list[bytes]] = {}
-        while self._manifest.run.holders:
+        while self._manifest.run.relays:
             blobs = list(await asyncio.to_thread(state))
-            for name in self._manifest.run.holders:
+            for name in self._manifest.run.relays:
                 wanted = blobs and not self.dialable() and done.get(name) != blobs and name != self._identity.peer
                 if wanted and await self._push(name, self._chain.head.round, blobs):
                     done[name] = blobs

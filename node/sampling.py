@@ -4,16 +4,17 @@ drawn to ask (protocol/sampling.py), and its receipt says what it found."""
 import asyncio
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
-from random import Random
+from random import Random, SystemRandom
 from typing import Protocol
 
 from dilocox.node.apply_builder import ApplyBuilder
+from dilocox.node.checks import Loops, Parts
 from dilocox.node.restoring import Due, Restorer
-from dilocox.node.sharing import named_by
+from dilocox.node.sharing import Sharing, named_by
 from dilocox.protocol import sampling
 from dilocox.protocol.chain import holders, taken
+from dilocox.protocol.checks.availability import Sampled
 from dilocox.protocol.errors import ConfigError, RemoteError
-from dilocox.protocol.facts import Sampled
 from dilocox.protocol.head import Head
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.member_state import MemberState
@@ -25,7 +26,7 @@ from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.shares import ShareStore
 
-__all__ = ["Asker", "Sample", "Sampler", "askable"]
+__all__ = ["Asker", "Sample", "Sampler", "askable", "loops"]
 
 AGAIN_SECONDS = 3.0
 """Between two looks whom we are to ask, and have not had an answer from in this round."""
@@ -189,3 +190,12 @@ def askable(head: Head, cluster: str, since: int, ours: Iterable[services.Share]
     round of which everybody has room for all (`since`: the first), and so long ago that they are there."""
     rounds = range(max(since, head.roster[cluster].joined), head.round - SETTLED + 1)
     return [share for share in ours if not share.state and share.round in rounds]
+
+
+def loops(parts: Parts) -> Loops:
+    """Return the loops of a node that keeps shards: one makes its own, one asks other clusters for theirs."""
+    assert parts.restoring is not None, "a run with availability shares"
+    shares, restorer = parts.restoring
+    member, store = parts.member, parts.place.store
+    sharing = Sharing(member.manifest, member.chain, store, shares, member.identity.peer, parts.starts.oldest_kept)
+    return {"share": sharing.run(), "sample": Asker(member, restorer, shares, SystemRandom()).run()}

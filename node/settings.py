@@ -2,13 +2,16 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dilocox.node.boxes.link import ClusterLink
 from dilocox.node.place import PeerSettings
-from dilocox.node.privacy import Budget
 from dilocox.node.worker_settings import OuterState
 from dilocox.transport.archive.source import ArchivePlace
 from dilocox.transport.hours import Hours
+
+if TYPE_CHECKING:
+    from dilocox.node.privacy import Budget
 
 __all__ = ["NodeSettings"]
 
@@ -47,7 +50,7 @@ class NodeSettings(PeerSettings):
     """EVM account to which what our cluster earns is paid; empty: to nobody."""
     private: Path | None = None
     """Where our own corpus lies; None: the run's data are what we train on."""
-    budget: Budget | None = None
+    budget: "Budget | None" = None
     """What that may give away; None: anything …"""
     gives_up_bound: bool = False
     """… also where its account has promised a bound."""

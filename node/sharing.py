@@ -250,10 +250,9 @@ class Restoring(NamedTuple):
     restorer: Restorer
 
 
-def open_restoring(place: Place, chain: ChainFile) -> Restoring | None:
-    """Serve the shards that are here; None where the run keeps none. Blocking. Raises ConfigError where none can be made here."""
-    if chain.manifest.availability is None:
-        return None
+def open_restoring(place: Place, chain: ChainFile) -> Restoring:
+    """Serve this peer's shards, and restore from shards what no peer serves. Blocking. Raises ConfigError if shards cannot be made
+    here."""
     erasure.need_coder()
     shares = ShareStore(place.folder / "shares")
     run = place.blobs.run

@@ -256,7 +256,7 @@ class Starts:
         commit = self._chain.commit(round)
         members = self._chain.head.roster if commit is None else [member.cluster for member in commit.body.roster]
         begins = [self._chain.head.coordinator] if not round else []  # it serves the imported weights, and no later state
-        return [*begins, *self._manifest.run.holders, *members]
+        return [*begins, *self._manifest.run.relays, *members]
 
     async def stages_of(self, round: int, root: bytes, keepers: Sequence[str] | None = None) -> list[bytes]:
         """Digests of the stages of an agreed state, or of imported weights. `keepers`: who may serve it, where that does not follow

@@ -20,7 +20,8 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from dilocox.protocol import limits, scoring
+from dilocox.protocol import limits
+from dilocox.protocol.committees import draw
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.ledger import Lease
@@ -120,7 +121,7 @@ def drawn(manifest: Manifest, head_round: int, ballot: Statement[pb.Ballot], say
     lots = {name: sha256(seed, name.encode()) for name in says}
     wanted = [name for name in says if _number(lots[name][:8]) >> 11 < chance]
     kept = sorted(sorted(wanted, key=lambda name: lots[name])[: limits.AUDITS])
-    committees = {name: capped(scoring.draw(AUDITORS, seed, name, says)) for name in kept}
+    committees = {name: capped(draw(AUDITORS, seed, name, says)) for name in kept}
     return [Audit(head_round, name, _number(lots[name][8:16]), committees[name]) for name in kept]
 
 

@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from dilocox.protocol import adaptive, auditing, limits, merit, norms, rules, standing
+from dilocox.protocol import adaptive, checks, limits, norms, rules, standing
 from dilocox.protocol.crypto import sha256
-from dilocox.protocol.data_root import commit_tree
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.gathered import Gathered, Slot, single
 from dilocox.protocol.head import Cluster, Head, Rest, advance
@@ -77,9 +76,8 @@ def compose(manifest: Manifest, head: Head, gathered: Gathered, closing: Closing
         head.standings,
         result.counted,
         why,
-        result.scored,
-        result.audited,
-        result.lacking,
+        result.records,
+        result.penalized,
         roster,
         genesis=not head.round,
     )
@@ -123,14 +121,12 @@ def compose(manifest: Manifest, head: Head, gathered: Gathered, closing: Closing
             for name, each in standings.items()
             if name not in roster
         ],
-        audits=auditing.packed(_audits(manifest, head, gathered, result)),
-        **_merits(manifest, head, result),
     )
     if losses := _losses(gathered):
         says = standing.by_standing(manifest, head.standings, losses)
         commit.evaluated, commit.evaluation_loss = True, norms.lower_median(list(losses.values()), list(says.values()))
-    if manifest.availability is not None:
-        commit.data_root = commit_tree(commit).root
+    for check in checks.of(manifest):
+        check.fill_commit(manifest, head, gathered, result, commit)
     return commit
 
 
@@ -139,24 +135,6 @@ def _losses(gathered: Gathered) -> dict[str, float]:
     statements in another order than they came in, and a median of 0 and -0 shows it."""
     reports = [single(slot) for _, slot in sorted(gathered.reports.items())]
     return {report.peer: report.body.evaluation_loss for report in reports if report and report.body.evaluated}
-
-
-def _merits(manifest: Manifest, head: Head, result: Tally) -> dict[str, Any]:
-    """The commit's fields of what accounts have earned; none where the run settles nothing."""
-    if manifest.settlement is None:
-        return {}
-    merits = merit.earned(head.merits, [(head.roster[name].account, result.weights[name]) for name in result.counted])
-    packed = [pb.Merit(account=account, merit=each) for account, each in merits.items()]
-    return {"merits": packed, "merit_root": merit.root(merits)}
-
-
-def _audits(manifest: Manifest, head: Head, gathered: Gathered, result: Tally) -> list[auditing.Audit]:
-    """That are still to be told of, and those drawn now."""
-    left = auditing.still_open(head.audits, head.round)
-    if gathered.ballot is None or not result.counted:
-        return left
-    says = standing.by_standing(manifest, head.standings, result.counted)
-    return [*left, *auditing.drawn(manifest, head.round, gathered.ballot, says)]
 
 
 DEADLINE_HISTORY = 8

@@ -171,9 +171,10 @@ class Corpus(_Section):
 def check_fits(manifest: Manifest, corpus: Corpus) -> None:
     """Raises ConfigError where the run's model cannot be trained on it; where data are private, where it cannot be evaluated."""
     model, training = manifest.model, manifest.training
-    if corpus.vocabulary_size > model.vocabulary_size:
+    if corpus.vocabulary_size > model.config.vocab_size:
         raise ConfigError(
-            f"the data's tokenizer has {corpus.vocabulary_size:,} tokens, and model.vocabulary_size is {model.vocabulary_size:,}"
+            f"the data's tokenizer has {corpus.vocabulary_size:,} tokens, and model.config.vocab_size is"
+            f" {model.config.vocab_size:,}"
         )
     if manifest.data.loss_mask != (corpus.chat is not None):
         says, wanted = ("no conversations", "false") if corpus.chat is None else ("conversations", "true")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from dilocox.protocol import auditing, events, scoring
+from dilocox.protocol import events
 from dilocox.protocol.head import Cluster, Head, HostRange, resting_on
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
@@ -13,8 +13,8 @@ __all__ = [
     "Answered",
     "Asked",
     "Attestation",
-    "Audited",
     "Away",
+    "CheckInput",
     "Committed",
     "Connected",
     "Differs",
@@ -26,14 +26,12 @@ __all__ = [
     "Judged",
     "Laid",
     "LeaveRun",
+    "Measure",
     "PhaseEnded",
     "Recheck",
     "Rechecked",
     "Resynchronise",
     "Return",
-    "Sampled",
-    "Score",
-    "Scored",
     "Seen",
     "Sign",
     "Signed",
@@ -139,27 +137,8 @@ class Judged:
 
 
 @dataclass(frozen=True)
-class Scored:
-    """What a contribution does to the loss was measured."""
-
-    contribution: bytes
-    score: scoring.Score
-
-
-@dataclass(frozen=True)
-class Sampled:
-    """Whether a cluster that we were drawn to ask shows the share that it should keep."""
-
-    cluster: str
-    shown: bool
-
-
-@dataclass(frozen=True)
-class Audited:
-    """What we found of a contribution that we were drawn to audit."""
-
-    audit: auditing.Audit
-    result: auditing.Result
+class CheckInput:
+    """Finding of this node for one of the run's checks (protocol/checks), which has a subclass for it."""
 
 
 @dataclass(frozen=True)
@@ -258,7 +237,7 @@ class Judge:
 
 
 @dataclass(frozen=True)
-class Score:
+class Measure:
     """Measure what a contribution, which was judged to be well made, does to the loss."""
 
     contribution: Statement[pb.Contribution]
@@ -305,9 +284,7 @@ Input = (
     | StateReady
     | PhaseEnded
     | Judged
-    | Scored
-    | Audited
-    | Sampled
+    | CheckInput
     | Signed
     | Answered
     | Differs
@@ -320,4 +297,4 @@ Input = (
     | Return
     | Tick
 )
-Effect = Sign | Judge | Score | Recheck | Resynchronise | Halt | Emit
+Effect = Sign | Judge | Measure | Recheck | Resynchronise | Halt | Emit

@@ -117,7 +117,9 @@ def _compression(manifest: Manifest) -> Iterator[Finding]:
         yield _idle("compression.rank", f"of {compression.codec}")
     if compression.codec != "topk-int2" and compression.k is not None:
         yield _idle("compression.k", f"of {compression.codec}")
-    if compression.codec == "lowrank-int4" and compression.keep > (most := min(model.hidden_size, model.intermediate_size)):
+    if compression.codec == "lowrank-int4" and compression.keep > (
+        most := min(model.config.hidden_size, model.config.intermediate_size)
+    ):
         yield Finding(
             Level.ODD,
             "compression.rank",

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
 
-__all__ = ["Gathered", "Slot", "holds", "put", "put_newest", "single"]
+__all__ = ["Gathered", "Slot", "bodies", "holds", "put", "put_newest", "single"]
 
 Key = TypeVar("Key")
 Slot = tuple[Statement[Any], ...]
@@ -67,6 +67,11 @@ class Gathered:
 def single(slot: Slot | None) -> Statement[Any] | None:
     """The slot's statement; None where there is none, or two."""
     return slot[0] if slot and len(slot) == 1 else None
+
+
+def bodies(gathered: Gathered) -> dict[str, pb.Receipt]:
+    """Return the votes of clusters on the ballot that signed one vote alone, in the ballot's order."""
+    return {name: vote.body for name in gathered.listed() if (vote := single(gathered.receipts.get(name)))}
 
 
 def holds(slot: Slot | None, statement: Statement[Any]) -> bool:

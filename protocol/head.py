@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from dilocox.protocol.auditing import Audit, unpacked
+from dilocox.protocol import checks
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.ids import peer_id
 from dilocox.protocol.ledger import Lease, Ledger
@@ -107,11 +107,8 @@ class Head:
     vote_history: tuple[int, ...] = ()
     standings: Mapping[str, Record] = field(default_factory=dict)
     """By cluster: of the roster, and of those who left with more than a newcomer has."""
-
-    audits: tuple[Audit, ...] = ()
-    """That are not decided yet, by round and cluster."""
-    merits: Mapping[bytes, int] = field(default_factory=dict)
-    """By account, of all rounds so far (merit.py); of a run that settles nothing, none."""
+    checks: Mapping[str, Any] = field(default_factory=dict)
+    """By name of a check: what the last commit leaves to it."""
 
     @cached_property
     def cluster_by_peer(self) -> Mapping[str, Cluster]:
@@ -176,8 +173,7 @@ def advance(manifest: Manifest, commit: Statement[pb.Commit]) -> Head:
             **{member.cluster: _record(member.standing) for member in body.roster},
             **{peer_id(item.key): _record(item.standing) for item in body.away},
         },
-        audits=unpacked(body),
-        merits={item.account: item.merit for item in body.merits},
+        checks={check.name: left for check in checks.of(manifest) if (left := check.read_commit(body)) is not None},
     )
 
 

@@ -111,18 +111,6 @@ LINES = 3
 LINE_BYTES = 256
 """A peer id of about 52, and three numbers."""
 
-LINE_SECONDS = 24 * 3600
-"""So long a measurement counts."""
-
-LISTING_SECONDS = 2 * 3600
-"""Longest life of a job or an offer in the market: who is gone disappears with it."""
-
-LISTINGS = 512
-"""Jobs, and as many offers, that one peer of the market keeps for others, and that one reader looks at."""
-
-LISTINGS_BYTES = 3 * MIB
-"""Jobs, and as much of offers, that one peer keeps: libp2p carries 4 MiB in an answer, and one with more does not come at all."""
-
 DHT_STRANGERS = 1024
 """Records of peers that the run does not know, kept by one peer for others to find: each is about 1 KiB."""
 

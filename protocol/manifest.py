@@ -18,11 +18,11 @@ from dilocox.protocol.allowed import faults, raise_all
 from dilocox.protocol.crypto import sha256, verify
 from dilocox.protocol.errors import ConfigError, RemoteError
 from dilocox.protocol.ids import key_of_peer, peer_id, several
-from dilocox.protocol.model import Count, Lora, Model, Positive, RopeScaling, Section
+from dilocox.protocol.model import Count, Lora, Model, Positive, Section
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.tensors import phase_bytes
 
-__all__ = ["NAME", "RUN_NAME", "Data", "Lora", "Manifest", "Model", "RopeScaling", "RunFileError", "Schedule"]
+__all__ = ["NAME", "RUN_NAME", "Data", "Lora", "Manifest", "Model", "RunFileError", "Schedule"]
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -50,10 +50,10 @@ class Run(Section):
     coordinator: str | None = None
     """Peer id whose signature makes the run's commits; default: the owner's."""
 
-    holders: Annotated[tuple[str, ...], Field(max_length=limits.HOLDERS)] = ()
-    """Peer ids of those who keep payloads and states for who cannot be dialled, and train nothing: `dilocox hold`."""
+    relays: Annotated[tuple[str, ...], Field(max_length=limits.HOLDERS)] = ()
+    """Peer ids of relays, which store data for peers that are not reachable and train nothing: `dilocox relay`."""
 
-    @field_validator("coordinator", "holders")
+    @field_validator("coordinator", "relays")
     @classmethod
     def _are_peers(cls, value: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
         _peers((value,) if isinstance(value, str) else value or ())
@@ -387,7 +387,7 @@ class Manifest(Section):
         if self.model.lora is not None and self.compression.codec == "lowrank-int4":
             yield 'model.lora and lowrank-int4: adapters are of low rank already; set compression.codec = "int4"'
         founders = frozenset(self.admission.allow)
-        # An allow-list grows name by name (`dilocox hire`): `check` and the coordinator judge that one.
+        # An allow-list grows name by name (`dilocox market hire`): `check` and the coordinator judge that one.
         if self.admission.policy == "open" and 0 < len(founders) < self.rounds.start_clusters:
             yield (
                 f"admission.allow names {several(len(founders), 'founder')}, and the first round waits for"
@@ -456,7 +456,7 @@ class Manifest(Section):
         if self.admission.public_read:
             return True
         is_open = self.admission.policy == "open"
-        named = (self.owner, self.coordinator, *self.run.holders, *self.admission.allow)
+        named = (self.owner, self.coordinator, *self.run.relays, *self.admission.allow)
         return bool(peer) and (is_open or peer in named)
 
     @property

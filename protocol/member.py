@@ -9,8 +9,8 @@ The machine has no clock, no I/O and no key: it asks for signatures (`Sign`), an
     state before the round is ready     on the roster: report it          else: claim a seat with it
     a phase ended, its payloads stand   on the roster, round still open:  contribute
     a contribution of somebody is seen  own state known:                  have it judged (fetched and checked)
-    ballot, and we are to score some    they are well made:               have each scored (what it does to the loss)
-    all on it judged, ours scored       or three quarters of its time:    vote; with what we found of the audits that are due
+    a check of the run has work for us  not requested yet:                request it
+    all on it judged, all checks ready  or three quarters of its time:    vote; the checks add what they found
     "your report differs"               replay from disk
     own state or replay contradicts     start again from an agreed state; who just did that, halts
     the lead laid its boxes out anew    sign the layout, claim a seat with it
@@ -25,14 +25,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from dilocox.protocol import auditing, bias, counting, events, limits, sampling, scoring, voting
-from dilocox.protocol.chain import taken
+from dilocox.protocol import checks, events, limits, voting
 from dilocox.protocol.facts import (
     Answered,
     Asked,
     Attestation,
-    Audited,
     Away,
+    CheckInput,
     Committed,
     Connected,
     Differs,
@@ -44,14 +43,12 @@ from dilocox.protocol.facts import (
     Judged,
     Laid,
     LeaveRun,
+    Measure,
     PhaseEnded,
     Recheck,
     Rechecked,
     Resynchronise,
     Return,
-    Sampled,
-    Score,
-    Scored,
     Seen,
     Sign,
     Signed,
@@ -66,15 +63,13 @@ from dilocox.protocol.member_state import MemberState
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.rules import Outcome
-from dilocox.protocol.standing import by_standing
-from dilocox.protocol.voting import ACCEPTED, REFUSED
 
 __all__ = [
     "Answered",
     "Asked",
     "Attestation",
-    "Audited",
     "Away",
+    "CheckInput",
     "Committed",
     "Connected",
     "Differs",
@@ -86,15 +81,13 @@ __all__ = [
     "Judged",
     "Laid",
     "LeaveRun",
+    "Measure",
     "MemberState",
     "PhaseEnded",
     "Recheck",
     "Rechecked",
     "Resynchronise",
     "Return",
-    "Sampled",
-    "Score",
-    "Scored",
     "Seen",
     "Sign",
     "Signed",
@@ -131,6 +124,7 @@ def start(manifest: Manifest, me: str, head: Head, serial: int = 0, lead: str = 
 def step(state: MemberState, event: Input, now: float) -> tuple[MemberState, list[Effect]]:
     """Apply one input. Never raises on anything that others can cause."""
     effects: list[Effect] = []
+    state = _received(state, event)
     match event:
         case Connected():
             state = replace(state, connected=True, held=frozenset(), refused={})
@@ -142,8 +136,7 @@ def step(state: MemberState, event: Input, now: float) -> tuple[MemberState, lis
             state = _seen(state, statement, now)
         case StateReady(round, root, loss):
             measured = loss if round == state.head.round else state.loss
-            asked = frozenset(state.scores)  # workers that start again were asked for nothing
-            state = replace(state, roots=_newest(state.roots, round, root), loss=measured, to_score=asked)
+            state = replace(state, roots=_newest(state.roots, round, root), loss=measured)
             state, effects = _compare(state, round)
             if state.head.round == 0 and state.head.state not in (b"", root):
                 effects = [*effects, Halt(WRONG_SEED.format(made=root.hex(), named=state.head.state.hex()))]
@@ -152,13 +145,6 @@ def step(state: MemberState, event: Input, now: float) -> tuple[MemberState, lis
         case Judged(contribution, verdict):
             if contribution in state.seen:
                 state = replace(state, verdicts={**state.verdicts, contribution: verdict})
-        case Scored(contribution, score):
-            if contribution in state.to_score:
-                state = replace(state, scores={**state.scores, contribution: score})
-        case Audited(audit, result):
-            state = replace(state, audits={**state.audits, audit.name: result})
-        case Sampled(cluster, shown):
-            state = replace(state, without=state.without - {cluster} if shown else state.without | {cluster})
         case Signed(statement):
             state = _signed(state, statement)
         case Answered():
@@ -186,9 +172,15 @@ def step(state: MemberState, event: Input, now: float) -> tuple[MemberState, lis
             state = replace(state, leaving=state.leaving or not finishing, finishing=state.head.round)
         case Return():
             state = replace(state, leaving=False, finishing=None)
-        case Tick():
+        case Tick() | CheckInput():
             pass
     return _speak(state, effects, now)
+
+
+def _received(state: MemberState, event: Input | Resynchronise) -> MemberState:
+    """Return the state with what the run's checks know after an input."""
+    active = checks.of(state.manifest)
+    return replace(state, checks={check.name: check.receive(state, event) for check in active}) if active else state
 
 
 def _committed(state: MemberState, commit: pb.Commit, after: Head) -> tuple[MemberState, list[Effect]]:
@@ -213,11 +205,6 @@ def _committed(state: MemberState, commit: pb.Commit, after: Head) -> tuple[Memb
         seen={},
         judging=frozenset(),
         verdicts={},
-        to_score=frozenset(),
-        scores={},
-        memory=_closed(state, commit),
-        audits={audit.name: state.audits[audit.name] for audit in after.audits if audit.name in state.audits},
-        without=frozenset(),
         ballot=None,
         vote_by=None,
         voted=None,
@@ -256,8 +243,8 @@ def _start_again(state: MemberState, round: int, detail: str) -> tuple[MemberSta
         why = f"before round {round} {detail}, though we started again from a state that the run agreed on"
         return state, [Halt(f"{why}: this machine computes differently from the others, or the run was misled")]
     own = {kind: statement for kind, statement in state.own.items() if kind != pb.KIND_STATE_REPORT}
-    state = replace(state, roots={}, own=own, judging=frozenset(), verdicts={}, to_score=frozenset(), scores={}, anew=True)
-    return state, [Resynchronise(round, detail)]
+    again = Resynchronise(round, detail)
+    return replace(_received(state, again), roots={}, own=own, judging=frozenset(), verdicts={}, anew=True), [again]
 
 
 def _short(root: bytes) -> str:
@@ -372,9 +359,10 @@ def _speak(state: MemberState, effects: list[Effect], now: float) -> tuple[Membe
     unjudged = [digest for digest in state.seen if digest not in state.judging]
     effects = [*effects, *(Judge(state.seen[digest]) for digest in unjudged)]
     state = replace(state, judging=state.judging | set(unjudged)) if unjudged else state
-    if unscored := _to_score(state):
-        effects = [*effects, *unscored]
-        state = replace(state, to_score=state.to_score | {each.contribution.digest for each in unscored})
+    for check in checks.of(state.manifest):
+        known, requests = check.request(state)
+        state = replace(state, checks={**state.checks, check.name: known}) if requests else state
+        effects = [*effects, *requests]
     return _ask(state, effects, _due(state, now))
 
 
@@ -473,43 +461,6 @@ def _report(state: MemberState) -> pb.StateReport:
     )
 
 
-def _listed(state: MemberState) -> list[Statement[pb.Contribution]]:
-    """What is on the ballot, in its order; nothing where we do not know all of it."""
-    own = state.own.get(pb.KIND_CONTRIBUTION)
-    if state.ballot is None or own is None:
-        return []
-    known = {**state.seen, own.digest: own}
-    listed = [known.get(digest) for digest in state.ballot.body.contributions]
-    return [] if None in listed else [statement for statement in listed if statement is not None]
-
-
-def _committees(state: MemberState) -> list[Statement[pb.Contribution]]:
-    """The contributions on the ballot that we are drawn to score; none once we voted."""
-    ballot = state.ballot
-    if not state.manifest.scoring.voters or ballot is None or pb.KIND_RECEIPT in state.own:
-        return []
-    listed = _listed(state)
-    if not listed:
-        return []
-    says = by_standing(state.manifest, state.head.standings, [statement.peer for statement in listed])
-    drawn = scoring.duties(state.manifest, ballot, state.me, says)
-    return [statement for statement in listed if statement.peer in drawn]
-
-
-def _to_score(state: MemberState) -> list[Score]:
-    """Of those, who are well made and were not given to be scored yet."""
-    due = [
-        s for s in _committees(state) if s.digest not in state.to_score and state.verdicts.get(s.digest, REFUSED) == ACCEPTED
-    ]
-    own, ballot, lease = state.own.get(pb.KIND_CONTRIBUTION), state.ballot, state.head.ledger.leases.get(state.me)
-    if not due or own is None or ballot is None or lease is None:
-        return []
-    norms = {statement.peer: statement.body.norm for statement in _listed(state)}
-    _, clips = counting.clip(state.manifest, norms, state.head.standings)
-    positions = tuple(scoring.positions(state.manifest, ballot, state.me, lease))
-    return [Score(s, own, clips[s.peer], positions) for s in sorted(due, key=lambda s: scoring.turn(ballot, state.me, s.peer))]
-
-
 def _vote(state: MemberState, now: float) -> pb.Receipt | None:
     """Our verdicts on the ballot: when all are reached, or when time presses. Who is not on it has no vote; and while a box of ours
     is away, what it could not look at is nobody else's fault."""
@@ -520,39 +471,14 @@ def _vote(state: MemberState, now: float) -> pb.Receipt | None:
     listed = list(ballot.body.contributions)
     pressing = state.vote_by is not None and now >= state.vote_by
     judged = all(digest in state.verdicts for digest in listed if digest != own.digest)
-    ours = _committees(state)
-    scored = all(s.digest in state.scores or state.verdicts.get(s.digest) != ACCEPTED for s in ours)
-    if not pressing and not (judged and scored):
+    active = checks.of(state.manifest)
+    if not pressing and not (judged and all(check.may_vote(state) for check in active)):
         return None
-    audits = auditing.results(state.head.audits, state.head.round, state.me, state.audits)
-    lacking = sampling.told(sampling.due(state.manifest, state.head), state.me, state.without)
-    duties, tokens = [s.digest for s in ours], {digest: s.body.tokens for digest, s in state.seen.items()}
-    harmful = scoring.harmful(state.manifest, state.scores, tokens) | _biased(state)
-    return voting.receipt(ballot, own.digest, state.verdicts, state.scores, harmful, duties, audits, lacking)
-
-
-def _by_author(state: MemberState) -> dict[str, scoring.Score]:
-    """Of all that we scored in the open round."""
-    return {state.seen[digest].peer: score for digest, score in state.scores.items()}
-
-
-def _memory(state: MemberState) -> bias.Memory:
-    """With the open round."""
-    return bias.after(state.manifest, state.memory, state.me, _by_author(state))
-
-
-def _closed(state: MemberState, commit: pb.Commit) -> bias.Memory:
-    """With the open round, as this commit ends it."""
-    if not state.manifest.scoring.voters or state.manifest.data.private:
-        return state.memory
-    cut = {item.cluster: counting.cut(state.manifest, item.contribution.norm, commit.norm) for item in taken(commit)}
-    return bias.closed(_memory(state), cut)
-
-
-def _biased(state: MemberState) -> frozenset[bytes]:
-    """Of what we scored in the open round, what is of those who pull steadily."""
-    authors = bias.biased(state.manifest, _memory(state), state.me, _by_author(state))
-    return frozenset(digest for digest in state.scores if state.seen[digest].peer in authors)
+    rejected = {digest: verdict for check in active for digest, verdict in check.rejects(state).items()}
+    receipt = voting.receipt(ballot, own.digest, state.verdicts, rejected)
+    for check in active:
+        check.fill_receipt(state, receipt)
+    return receipt
 
 
 def _has_vote(state: MemberState) -> bool:

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dilocox.protocol import auditing, bias, scoring
 from dilocox.protocol.facts import Attestation, Verdict
 from dilocox.protocol.head import Head, HostRange, alone
 from dilocox.protocol.manifest import Manifest
@@ -54,15 +53,8 @@ class MemberState:
     """Contributions of the open round, by digest."""
     judging: frozenset[bytes] = frozenset()
     verdicts: Mapping[bytes, Verdict] = field(default_factory=dict)
-    to_score: frozenset[bytes] = frozenset()
-    """Those that were given to be scored."""
-    scores: Mapping[bytes, scoring.Score] = field(default_factory=dict)
-    memory: bias.Memory = field(default_factory=bias.Memory)
-    """Of what we scored in earlier rounds of this life."""
-    audits: Mapping[tuple[int, str], auditing.Result] = field(default_factory=dict)
-    """What we found of those that we were drawn for, and that are not decided yet."""
-    without: frozenset[str] = frozenset()
-    """Clusters that we were drawn to ask for a share in this round, and that have shown none."""
+    checks: Mapping[str, Any] = field(default_factory=dict)
+    """By name of a check: what this node knows for it, in a value that is never changed."""
     ballot: Statement[pb.Ballot] | None = None
     vote_by: float | None = None
     """When we vote with what we have."""

@@ -1,6 +1,6 @@
-"""The model section of a manifest: shapes, names as transformers' where they mean the same, and what of it is trained."""
+"""The model section of a manifest: a Hugging Face config, how it is cut into stages, and what of it is trained."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from dilocox.protocol import limits
 from dilocox.protocol.allowed import raise_all
 
-__all__ = ["Count", "Lora", "Model", "Positive", "RopeScaling", "Section", "Target"]
+__all__ = ["Config", "Count", "Lora", "Model", "Positive", "Rope", "Section", "Target"]
 
 Positive = Annotated[int, Field(gt=0, le=1 << 40)]
 Count = Annotated[int, Field(ge=0, le=1 << 40)]
@@ -31,11 +31,13 @@ def _as_tuples(value: Any) -> Any:
     return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
 
 
-class RopeScaling(Section):
-    """How rotary frequencies are stretched; names and meaning as transformers' `rope_parameters`."""
+class Rope(Section):
+    """Rotary frequencies: what transformers calls `rope_parameters`."""
 
-    rope_type: Literal["linear", "dynamic", "llama3", "yarn"]
-    factor: Above
+    rope_type: Literal["default", "linear", "dynamic", "llama3", "yarn"] = "default"
+    rope_theta: Annotated[float, Field(gt=0)] = 10_000.0
+    factor: Above | None = None
+    """Of every type but default."""
     original_max_position_embeddings: Positive | None = None
     """Of the model before it was stretched: llama3 and yarn, and dynamic where it says so."""
     low_freq_factor: Above | None = None
@@ -50,13 +52,18 @@ class RopeScaling(Section):
     """Of yarn, these six."""
 
     @model_validator(mode="after")
-    def _consistent(self) -> "RopeScaling":
-        given = {name for name, value in self if value is not None} - {"rope_type", "factor"}
-        llama3 = {"low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
-        yarn = {"original_max_position_embeddings", *YARN}
-        allowed = {"linear": set(), "dynamic": {"original_max_position_embeddings"}, "llama3": llama3, "yarn": yarn}
-        needed = {"llama3": llama3, "yarn": {"original_max_position_embeddings"}}.get(self.rope_type, set())
-        if wrong := given - allowed[self.rope_type] or needed - given:
+    def _consistent(self) -> "Rope":
+        given = {name for name, value in self if value is not None} - {"rope_type", "rope_theta"}
+        original = "original_max_position_embeddings"
+        needed = {
+            "default": set[str](),
+            "linear": {"factor"},
+            "dynamic": {"factor"},
+            "llama3": {"factor", "low_freq_factor", "high_freq_factor", original},
+            "yarn": {"factor", original},
+        }[self.rope_type]
+        allowed = needed | {"dynamic": {original}, "yarn": set(YARN)}.get(self.rope_type, set())
+        if wrong := given - allowed or needed - given:
             raise ValueError(
                 f"rope_type {self.rope_type} and {', '.join(sorted(wrong))}: one is missing, or does not belong there"
             )
@@ -64,6 +71,72 @@ class RopeScaling(Section):
 
 
 YARN = ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")
+
+
+class Config(Section):
+    """The keys of the model's Hugging Face config.json that training depends on. Names and meanings are transformers'."""
+
+    model_type: Literal["llama", "mistral", "qwen2", "qwen3"]
+    vocab_size: Positive
+    hidden_size: Positive
+    intermediate_size: Positive
+    num_hidden_layers: Annotated[int, Field(gt=0, le=limits.STAGES)]
+    num_attention_heads: Positive
+    num_key_value_heads: Positive
+    """Where a file leaves it out: num_attention_heads."""
+    head_dim: Positive
+    """Where a file leaves it out: hidden_size / num_attention_heads."""
+    max_position_embeddings: Positive
+    """Longest text that the model is made for, in tokens; an export says it. Where a file leaves it out: model.sequence_length."""
+    sliding_window: Positive | None = None
+    """Of mistral: how far a token looks back. Training never reaches it, so it is not computed; an export says it."""
+    rope_parameters: Rope = Rope()
+    rms_norm_eps: Annotated[float, Field(gt=0, lt=1)] = 1e-6
+    attention_bias: bool = False
+    """On the four projections, of llama and qwen3; qwen2 always has one on three."""
+    mlp_bias: bool = False
+    """Of llama."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _resolved(cls, document: Any) -> Any:
+        """Write out what transformers would fill in."""
+        if not isinstance(document, dict) or (heads := _count(document, "num_attention_heads")) is None:
+            return document  # a fault that validation tells
+        filled = {"num_key_value_heads": heads, **document}
+        if "head_dim" not in document and (hidden := _count(document, "hidden_size")) is not None:
+            if hidden % heads:
+                raise ValueError(
+                    f"hidden_size {hidden} is no multiple of num_attention_heads {heads}: change one, or give head_dim"
+                )
+            filled["head_dim"] = hidden // heads
+        return filled
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Config":
+        raise_all(self._faults())
+        return self
+
+    def _faults(self) -> Iterator[str]:
+        if self.num_attention_heads % self.num_key_value_heads:
+            yield (
+                f"num_attention_heads {self.num_attention_heads} is no multiple of num_key_value_heads {self.num_key_value_heads}"
+            )
+        if self.head_dim % 2:
+            yield f"head_dim {self.head_dim} is odd: rotary embeddings turn pairs"
+        for key, value, families in (
+            ("sliding_window", self.sliding_window, ("mistral",)),
+            ("attention_bias", self.attention_bias, ("llama", "qwen3")),
+            ("mlp_bias", self.mlp_bias, ("llama",)),
+        ):
+            if value and self.model_type not in families:
+                yield f"{key} is of {' and '.join(families)}, not of {self.model_type}"
+
+
+def _count(document: Mapping[str, Any], key: str) -> int | None:
+    """Return a key's whole number above 0; None where it has none."""
+    value = document.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
 Target = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -88,28 +161,11 @@ class Lora(Section):
 
 
 class Model(Section):
-    family: Literal["llama", "mistral", "qwen2", "qwen3"]
-    vocabulary_size: Positive
-    hidden_size: Positive
-    intermediate_size: Positive
-    layers: Annotated[int, Field(gt=0, le=limits.STAGES)]
-    heads: Positive
-    kv_heads: Positive
-    head_dim: Positive | None = None
-    """Default: hidden_size / heads."""
+    """What is trained, and how it is cut into stages."""
+
+    config: Config
     sequence_length: Positive
-    """Of training; the model's own is max_positions."""
-    max_positions: Positive | None = None
-    """How long a text the model is made for: what an export says. Default: sequence_length."""
-    sliding_window: Positive | None = None
-    """Of mistral: how far a token looks back. Training never reaches it, so it is not computed; an export says it."""
-    rope_theta: Annotated[float, Field(gt=0)] = 10_000.0
-    rope_scaling: RopeScaling | None = None
-    rms_norm_eps: Annotated[float, Field(gt=0, lt=1)] = 1e-6
-    attention_bias: bool = False
-    """On the four projections, of llama and qwen3; qwen2 always has one on three."""
-    mlp_bias: bool = False
-    """Of llama."""
+    """Of training, in tokens; the model's own is config.max_position_embeddings."""
     stages: Annotated[int, Field(gt=0, le=limits.STAGES)]
     seed: Count = 0
     """Of the initial weights, where no `initial` names them."""
@@ -121,50 +177,42 @@ class Model(Section):
     lora: Lora | None = None
     """Train adapters on imported weights, instead of these."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _resolved(cls, document: Any) -> Any:
+        """Write out what the config leaves out and sequence_length decides."""
+        if not isinstance(document, dict) or not isinstance(config := document.get("config"), dict):
+            return document  # sections already, or a fault that validation tells
+        if (length := _count(document, "sequence_length")) is None:
+            return document
+        return {**document, "config": {"max_position_embeddings": length, **config}}
+
     @model_validator(mode="after")
     def _consistent(self) -> "Model":
         raise_all(self._faults())
         return self
 
     def _faults(self) -> Iterator[str]:
-        if self.stages > self.layers + 2:
-            yield f"{self.stages} stages, but {self.layers} layers, an embedding and a head make {self.layers + 2}"
+        config, layers = self.config, self.config.num_hidden_layers
+        if self.stages > layers + 2:
+            yield f"{self.stages} stages, but {layers} layers, an embedding and a head make {layers + 2}"
         if self.lora is not None and self.initial is not None:
             yield "initial and lora: the imported weights are lora.base, and adapters begin by changing nothing"
         if self.seed_state is not None and self.initial is not None:
             yield "initial and seed_state: a run begins with imported weights or with its seed, not with both"
-        if self.lora is not None and self.stages > self.layers:
-            yield f"{self.stages} stages, but {self.layers} layers: with lora each stage has adapters of one at least"
+        if self.lora is not None and self.stages > layers:
+            yield f"{self.stages} stages, but {layers} layers: with lora each stage has adapters of one at least"
         if self.lora is not None and self.lora.rank > min(
-            self.hidden_size, self.intermediate_size, self.head_size * self.kv_heads
+            config.hidden_size, config.intermediate_size, config.head_dim * config.num_key_value_heads
         ):
             yield f"lora.rank {self.lora.rank} is above that of the matrices it is added to"
-        if (self.head_dim is None and self.hidden_size % self.heads) or self.heads % self.kv_heads:
-            yield "hidden_size must be a multiple of heads, unless head_dim is given, and heads of kv_heads"
-        if self.head_size % 2:
-            yield f"head_dim {self.head_size} is odd: rotary embeddings turn pairs"
-        if self.sequence_length > self.positions:
-            yield f"sequence_length {self.sequence_length} is above max_positions {self.positions}"
-        if self.sliding_window is not None and self.sliding_window < self.sequence_length:
+        if self.sequence_length > config.max_position_embeddings:
+            yield f"sequence_length {self.sequence_length} is above config.max_position_embeddings {config.max_position_embeddings}"
+        if config.sliding_window is not None and config.sliding_window < self.sequence_length:
             yield (
-                f"sliding_window {self.sliding_window} is shorter than sequence_length {self.sequence_length}, and attention looks"
-                f" at all of a sequence here: train on sequences of at most {self.sliding_window} tokens"
+                f"config.sliding_window {config.sliding_window} is shorter than sequence_length {self.sequence_length}, and"
+                " attention looks at all of a sequence here: train on sequences of at most {config.sliding_window} tokens"
             )
-        for key, value, families in (
-            ("sliding_window", self.sliding_window, ("mistral",)),
-            ("attention_bias", self.attention_bias, ("llama", "qwen3")),
-            ("mlp_bias", self.mlp_bias, ("llama",)),
-        ):
-            if value and self.family not in families:
-                yield f"{key} is of {' and '.join(families)}, not of {self.family}"
-
-    @property
-    def head_size(self) -> int:
-        return self.head_dim or self.hidden_size // self.heads
-
-    @property
-    def positions(self) -> int:
-        return self.max_positions or self.sequence_length
 
     @property
     def root(self) -> bytes:

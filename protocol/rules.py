@@ -25,7 +25,7 @@ from dataclasses import replace
 from enum import Enum
 from typing import Any, NamedTuple
 
-from dilocox.protocol import auditing, limits, sampling
+from dilocox.protocol import checks, limits
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.gathered import Gathered, Slot, holds, put, put_newest, single
 from dilocox.protocol.head import Cluster, Head, HostRange, alone, host_ranges, resting_on
@@ -96,8 +96,8 @@ def _claim(manifest: Manifest, head: Head, gathered: Gathered, statement: Statem
     body = statement.body
     if (refusal := _not_admitted(manifest, head, gathered, statement.peer)) is not None:
         return refusal, gathered
-    if body.account and manifest.settlement is None:
-        return reject(pb.REASON_MALFORMED, "it names an account, and the run settles nothing"), gathered
+    if why := checks.fault(manifest, head, statement):
+        return reject(pb.REASON_MALFORMED, why), gathered
     if head.closing(manifest):
         return ignore(pb.REASON_RUN_FINISHED, "the run has trained its last round"), gathered
     if not head.names(body):
@@ -286,12 +286,8 @@ def _impossible(manifest: Manifest, head: Head, statement: Statement[pb.Contribu
         return reject(pb.REASON_WRONG_BASE, "it builds on another state than the run's")
     if body.attestation != resting_on(head.attestations, cluster):
         return reject(pb.REASON_NOT_ATTESTED, "it does not name the attestation that admits its sender")
-    if bool(body.audit) != bool(manifest.audit.segments):
-        says = "no states of its phase" if manifest.audit.segments else "states of its phase, which this run does not audit"
-        return reject(pb.REASON_MALFORMED, f"it commits to {says}")
-    if bool(body.shares) != (manifest.availability is not None):
-        says = "no shares" if manifest.availability is not None else "shares, and this run keeps none"
-        return reject(pb.REASON_MALFORMED, f"it names {says}")
+    if why := checks.fault(manifest, head, statement):
+        return reject(pb.REASON_MALFORMED, why)
     lease = head.ledger.leases[statement.peer]
     if not 0 < body.inner_steps <= manifest.rounds.max_inner_steps:
         return reject(pb.REASON_IMPOSSIBLE_TOKENS, f"{body.inner_steps} inner steps")
@@ -350,11 +346,7 @@ def _receipt(manifest: Manifest, head: Head, gathered: Gathered, statement: Stat
             return reject(pb.REASON_WRONG_STAGES, f"the run has {manifest.model.stages} stages"), gathered
     if any(not known >> index & 1 for index in body.scored):
         return reject(pb.REASON_MALFORMED, "a score of what it does not accept"), gathered
-    if len(body.measured) > (len(body.accepted) if manifest.scoring.voters else 0):
-        return reject(pb.REASON_MALFORMED, "it measured more than it could be drawn to score"), gathered
-    if why := auditing.finding_fault(head.audits, head.round, statement.peer, body.audits):
-        return reject(pb.REASON_MALFORMED, why), gathered
-    if body.lacking and (why := sampling.finding_fault(sampling.due(manifest, head), statement.peer, body.lacking)):
+    if why := checks.fault(manifest, head, statement):
         return reject(pb.REASON_MALFORMED, why), gathered
     receipts = put(gathered.receipts, statement.peer, statement)
     if receipts is None:

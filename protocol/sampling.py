@@ -19,7 +19,8 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from dilocox.protocol import limits, scoring, standing
+from dilocox.protocol import limits, standing
+from dilocox.protocol.committees import draw
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.head import Head
 from dilocox.protocol.manifest import Manifest
@@ -53,7 +54,7 @@ def due(manifest: Manifest, head: Head) -> Sequence[Sampled]:
 def _drawn(wanted: int, seed: bytes, says: tuple[tuple[str, int], ...]) -> Sequence[Sampled]:
     """Asked for each receipt that tells of a sample: at once."""
     asked = sorted((name for name, _ in says), key=lambda name: sha256(seed, name.encode()))[: max(1, len(says) // PART)]
-    return tuple(Sampled(name, scoring.draw(wanted, seed, name, dict(says))) for name in asked)
+    return tuple(Sampled(name, draw(wanted, seed, name, dict(says))) for name in asked)
 
 
 def duties(sampled: Iterable[Sampled], me: str) -> list[str]:

@@ -11,21 +11,21 @@ time for it does not vote. One member that finds harm is never enough: among thr
 """
 
 import math
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import TypeVar
 
+from dilocox.protocol.committees import draw, drawn
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.ledger import Lease
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
 
-__all__ = ["UNITS", "Opinion", "Score", "committee", "draw", "duties", "harmful", "opinions", "positions", "turn", "units"]
+__all__ = ["UNITS", "Opinion", "Score", "committee", "duties", "harmful", "opinions", "positions", "turn", "units"]
 
 UNITS = 1024
 """To the nat, in a receipt."""
@@ -100,11 +100,6 @@ def committee(manifest: Manifest, ballot: Statement[pb.Ballot], cluster: str, li
     return draw(manifest.scoring.voters, seed_of(ballot), cluster, listed)
 
 
-def draw(wanted: int, seed: bytes, cluster: str, listed: Mapping[str, int]) -> Mapping[str, int]:
-    """So many of the others, by standing, with how many votes each."""
-    return _committee(wanted, seed, cluster, tuple(listed), tuple(accumulate(listed.values())))
-
-
 def duties(manifest: Manifest, ballot: Statement[pb.Ballot], voter: str, listed: Mapping[str, int]) -> frozenset[str]:
     """Of the clusters on the ballot, as `committee` wants them, those whose committees this one is in. Asked again: at once."""
     return _duties(manifest.scoring.voters, seed_of(ballot), voter, tuple(listed), tuple(accumulate(listed.values())))
@@ -112,23 +107,7 @@ def duties(manifest: Manifest, ballot: Statement[pb.Ballot], voter: str, listed:
 
 @lru_cache(maxsize=64)
 def _duties(wanted: int, seed: bytes, voter: str, listed: tuple[str, ...], ends: tuple[int, ...]) -> frozenset[str]:
-    return frozenset(name for name in listed if voter in _committee(wanted, seed, name, listed, ends))
-
-
-def _committee(wanted: int, seed: bytes, cluster: str, listed: Sequence[str], ends: Sequence[int]) -> Mapping[str, int]:
-    """`ends`: what those up to each weigh together."""
-    if not wanted:
-        return {}
-    place = listed.index(cluster)
-    before, own = (ends[place - 1] if place else 0), ends[place] - (ends[place - 1] if place else 0)
-    if len(listed) - 1 <= wanted:
-        says = zip(listed, (end - start for start, end in pairwise((0, *ends))), strict=True)
-        return {name: weight for name, weight in says if name != cluster}
-    drawn = Counter[str]()
-    for number in range(wanted):
-        at = int.from_bytes(sha256(seed, cluster.encode(), number.to_bytes(4, "big"))[:8], "big") % (ends[-1] - own)
-        drawn[listed[bisect_right(ends, at if at < before else at + own)]] += 1
-    return drawn
+    return frozenset(name for name in listed if voter in drawn(wanted, seed, name, listed, ends))
 
 
 def turn(ballot: Statement[pb.Ballot], voter: str, cluster: str) -> bytes:
@@ -146,8 +125,8 @@ def positions(manifest: Manifest, ballot: Statement[pb.Ballot], voter: str, leas
     for number in range(2 * SAMPLES):  # a few may be drawn twice
         if len(chosen) == min(ends[-1], SAMPLES):
             break
-        drawn = int.from_bytes(sha256(seed, voter.encode(), number.to_bytes(4, "big"))[:8], "big")
-        chosen.add(drawn % ends[-1])
+        place = int.from_bytes(sha256(seed, voter.encode(), number.to_bytes(4, "big"))[:8], "big")
+        chosen.add(place % ends[-1])
     return [position for index in sorted(chosen) for position in lease.positions(lease.counted + index, 1) or ()]
 
 
@@ -182,10 +161,10 @@ def opinions(
     voted, place = frozenset(voters), Counter[str]()
     told: dict[str, Opinion] = {}
     for index, name in enumerate(listed if manifest.scoring.voters else ()):
-        drawn = {voter: votes for voter, votes in committee(manifest, ballot, name, listed).items() if voter in voted}
-        said = {voter: opinion for voter in drawn if (opinion := found(voter, index, place[voter])) is not None}
-        place.update(drawn.keys())
+        votes = {voter: count for voter, count in committee(manifest, ballot, name, listed).items() if voter in voted}
+        said = {voter: opinion for voter in votes if (opinion := found(voter, index, place[voter])) is not None}
+        place.update(votes.keys())
         told[name] = Opinion(
-            {voter: drawn[voter] for voter in said}, frozenset(voter for voter, opinion in said.items() if opinion)
+            {voter: votes[voter] for voter in said}, frozenset(voter for voter, opinion in said.items() if opinion)
         )
     return told

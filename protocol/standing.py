@@ -103,41 +103,37 @@ def after(
     standings: Mapping[str, Record],
     counted: Collection[str],
     excluded: Mapping[str, pb.Reason],
-    scored: Collection[str],
-    audited: Collection[str],
-    lacking: Collection[str],
+    records: Mapping[str, Collection[str]],
+    penalized: Collection[str],
     seated: Collection[str],
     genesis: bool,
 ) -> dict[str, Record]:
     """By cluster, after a commit that counts these and seats those: of all who are seated, and of those who left with more than a
-    newcomer has. `excluded`: why roster clusters do not count; `scored`: whose work was measured; `audited`:
-    whose an audit looked at; `lacking`: who was found without shares."""
+    newcomer has. `excluded`: why roster clusters do not count; `records`: by field of a record, the clusters whose field counts one
+    more; `penalized`: clusters that count and lose reputation all the same."""
     founders = set(manifest.admission.allow or seated) if genesis else set[str]()
     full, fresh = Record(max(1, manifest.standing.rounds)), newcomer(manifest)
     known = {**{name: full if name in founders else fresh for name in seated}, **standings}
     if counted:
         known = {
-            name: _after_a_round(manifest, record, name in counted, excluded.get(name), name in scored, name in lacking)
+            name: _after_a_round(manifest, record, name in counted, excluded.get(name), name in penalized)
             for name, record in known.items()
         }
-        known = {
-            name: record._replace(audited=record.audited + (name in audited), lacking=record.lacking + (name in lacking))
-            for name, record in known.items()
-        }
+        for field, names in records.items():
+            more = {name: known[name]._replace(**{field: getattr(known[name], field) + 1}) for name in names if name in known}
+            known.update(more)
     away = [name for name, record in known.items() if name not in seated and record.earned > newcomer(manifest).earned]
     remembered = sorted(away, key=lambda name: (-known[name].earned, name))[: limits.AWAY]
     return {name: known[name] for name in sorted({*seated, *remembered})}
 
 
-def _after_a_round(
-    manifest: Manifest, before: Record, counted: bool, why: pb.Reason | None, scored: bool, lacking: bool
-) -> Record:
+def _after_a_round(manifest: Manifest, before: Record, counted: bool, why: pb.Reason | None, penalized: bool) -> Record:
     refused = why is not None and why not in NOBODYS_FAULT
-    record = before._replace(counted=before.counted + counted, refused=before.refused + refused, scored=before.scored + scored)
+    record = before._replace(counted=before.counted + counted, refused=before.refused + refused)
     most = manifest.standing.rounds
     if not most:
         return record
-    if counted and lacking:  # it is looked for in one round of eight: a round's worth would be earned again before the next
+    if counted and penalized:  # it is looked for in one round of eight: a round's worth would be earned again before the next
         return record._replace(earned=_down(manifest, record.earned, max(1, most // REFUSAL_SHARE)))
     if counted:
         return record._replace(earned=min(most, record.earned + 1))

@@ -1,21 +1,21 @@
-"""Counting a round: who is counted, with which weight, and why the others are not. A pure function of signed statements, so anyone
-can recheck a commit.
+"""Count of a round: which clusters count, with which weight, and why the others do not. It is a pure function of signed statements,
+so anybody can verify a commit.
 
-Voters are the clusters that contributed and voted: who does not vote does not count (unless it said goodbye in between), and does
-not stand in the others' way. A contribution counts when at least half of the other voters, by standing, and at least one, accepted
-it; a lone one counts only where the manifest's min_clusters is 1. What a voter finds to harm is well made for it: whether it counts
-all the same, those say who were drawn to score it (scoring.py).
-Whose earlier work enough of its auditors found wrong (auditing.py) does not count, and has no
-vote.
+Voters are the clusters that contributed and voted. A cluster that does not vote does not count, unless it left in between, and
+delays nobody. A contribution counts when at least half of the other voters, by voting weight, and at least one, accepted it. A lone
+one counts only where the manifest's `min_clusters` is 1. The run's checks (checks/) come first: a cluster that one of them convicts
+neither counts nor votes, and a contribution that one of them refuses does not count. A voter that rejects a contribution for its
+effect alone counts as if it had accepted it, because the contribution is well made.
 """
 
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from dilocox.protocol import auditing, counting, sampling, scoring, standing
+from dilocox.protocol import checks, counting, standing
+from dilocox.protocol.checks.base import Findings, Why, join
 from dilocox.protocol.errors import reason_name
 from dilocox.protocol.gathered import Gathered, single
 from dilocox.protocol.head import Head
@@ -24,10 +24,6 @@ from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
 
 __all__ = ["Tally", "tally"]
-
-
-Why = tuple[pb.Reason, str]
-"""A reason, and the sentence where the reason does not say it all."""
 
 
 @dataclass(frozen=True)
@@ -45,24 +41,18 @@ class Tally:
     """Norm codes above clip_ratio times that median, by cluster."""
     loss: float
     """Mean training loss; 0 where nobody says one."""
-    scored: frozenset[str] = frozenset()
-    """Clusters whose work was measured by its committee."""
-    audited: frozenset[str] = frozenset()
-    """Those whose work of an earlier round was looked at by its auditors."""
-    lacking: frozenset[str] = frozenset()
-    """Those that were found without a share that they should keep."""
+    records: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """By field of a reputation record: clusters whose record counts one more, as the run's checks found."""
+    penalized: frozenset[str] = frozenset()
+    """Clusters that lose reputation although they count."""
 
 
 def tally(manifest: Manifest, head: Head, gathered: Gathered, absent: Container[str]) -> Tally:
     """`absent`: roster clusters that were not heard from when the round closed."""
     reasons = _without_a_vote(manifest, head, gathered, absent)
-    told = {name: receipt.body for name in gathered.listed() if (receipt := single(gathered.receipts.get(name)))}
-    faults, audited = auditing.faults(head.audits, head.round, told, gathered.contributions)
-    reasons.update((name, why) for name, why in faults.items() if name in head.roster)
-    candidates = sorted(name for name in gathered.listed() if name not in reasons)
     says = standing.by_standing(manifest, head.standings, gathered.listed())
-    opinions = _opinions(manifest, gathered, says, candidates)
-    accepted = _accepted(manifest, gathered, says, candidates, opinions, reasons)
+    found = _checked(manifest, head, gathered, says, reasons)
+    accepted = _accepted(manifest, gathered, says, _candidates(gathered, reasons), found, reasons)
     _keep_one_base(accepted, says, reasons)
     if len(accepted) < manifest.rounds.min_clusters:
         too_few = f"{len(accepted)} could be counted; the run needs {manifest.rounds.min_clusters}"
@@ -84,10 +74,22 @@ def tally(manifest: Manifest, head: Head, gathered: Gathered, absent: Container[
         weights,
         clips,
         _mean_loss(accepted, weights),
-        frozenset(name for name, opinion in opinions.items() if opinion.votes),
-        audited,
-        sampling.lacking(sampling.due(manifest, head), told, gathered.contributions),
+        found.records,
+        found.penalized,
     )
+
+
+def _candidates(gathered: Gathered, reasons: Container[str]) -> list[str]:
+    return sorted(name for name in gathered.listed() if name not in reasons)
+
+
+def _checked(manifest: Manifest, head: Head, gathered: Gathered, says: Mapping[str, int], reasons: dict[str, Why]) -> Findings:
+    """Return the findings of the run's checks, in the order of their turns; `reasons` gets those of convicted clusters."""
+    findings: list[Findings] = []
+    for check in checks.of(manifest):
+        findings.append(check.findings(manifest, head, gathered, says, _candidates(gathered, reasons)))
+        reasons.update((name, why) for name, why in findings[-1].convicted.items() if name in head.roster)
+    return join(findings)
 
 
 def _mean_loss(accepted: Mapping[str, Statement[pb.Contribution]], weights: Mapping[str, int]) -> float:
@@ -129,13 +131,13 @@ def _accepted(
     gathered: Gathered,
     says: Mapping[str, int],
     candidates: Sequence[str],
-    opinions: Mapping[str, scoring.Opinion],
+    found: Findings,
     reasons: dict[str, Why],
 ) -> dict[str, Statement[pb.Contribution]]:
     """Contributions that enough of the other voters accepted, by cluster; `reasons` gets those of the others."""
     accepted: dict[str, Statement[pb.Contribution]] = {}
     index = {name: number for number, name in enumerate(gathered.listed())}
-    voters = _voters(gathered, candidates)
+    voters = [name for name in candidates if name in gathered.receipts]
     weights = np.array([says[name] for name in voters], np.int64)
     everybody, yes = int(weights.sum()), _yes(gathered, voters, len(index))
     heads, heavy = yes.sum(0, dtype=np.int64), weights @ yes
@@ -143,15 +145,15 @@ def _accepted(
     first = max(range(len(voters)), key=lambda voter: (says[voters[voter]], voters[voter]), default=-1)
     well_made: dict[str, int] = {}
     for name in candidates:
-        opinion = opinions.get(name, NO_OPINION)
+        well_made_for = found.well_made.get(name, frozenset())
         others = everybody - says[name] * (name in gathered.receipts)
-        votes = int(heavy[index[name]]) + sum(says[voter] for voter in opinion.harmed)
+        votes = int(heavy[index[name]]) + sum(says[voter] for voter in well_made_for)
         if voters and voters[first] != name:  # nobody weighs more than all others together
             over = standing.excess(says[voters[first]], others)
-            votes -= over * bool(yes[first, index[name]] or voters[first] in opinion.harmed)
+            votes -= over * bool(yes[first, index[name]] or voters[first] in well_made_for)
             others -= over
-        if opinion.refuses():
-            reasons[name] = pb.REASON_HARMS, str(opinion)
+        if name in found.refused:
+            reasons[name] = found.refused[name]
         elif (votes and 2 * votes >= others) or (not others and manifest.rounds.min_clusters == 1):
             statement = single(gathered.contributions[name])
             assert statement is not None
@@ -160,38 +162,11 @@ def _accepted(
             reasons[name] = pb.REASON_TOO_FEW_CLUSTERS, f"nobody else voted; the run needs {manifest.rounds.min_clusters}"
         else:
             asked = len(voters) - (name in gathered.receipts)
-            few = f"{heads[index[name]] + len(opinion.harmed)} of {asked} accepted it"
+            few = f"{heads[index[name]] + len(well_made_for)} of {asked} accepted it"
             few += "" if len(set(says.values())) == 1 else f", with {votes} of {others} rounds of standing"
             reasons[name] = _complaint(complaints.get(index[name]), asked, few)
     _drop_copies(accepted, well_made, reasons)
     return accepted
-
-
-NO_OPINION = scoring.Opinion({}, frozenset())
-
-
-def _voters(gathered: Gathered, candidates: Sequence[str]) -> list[str]:
-    return [name for name in candidates if name in gathered.receipts]
-
-
-def _opinions(
-    manifest: Manifest, gathered: Gathered, says: Mapping[str, int], candidates: Sequence[str]
-) -> Mapping[str, scoring.Opinion]:
-    """What voters measured and do not accept harms: it is well made, or it would not have been measured."""
-    if gathered.ballot is None:
-        return {}
-    voters = _voters(gathered, candidates)
-    receipts = {name: gathered.receipts[name][0].body for name in voters}
-
-    def found(voter: str, index: int, place: int) -> bool | None:
-        receipt = receipts[voter]
-        return not _bit(receipt.accepted, index) if _bit(receipt.measured, place) else None
-
-    return scoring.opinions(manifest, gathered.ballot, says, voters, found)
-
-
-def _bit(bits: bytes, index: int) -> bool:
-    return index // 8 < len(bits) and bool(bits[index // 8] >> index % 8 & 1)
 
 
 def _drop_copies(accepted: dict[str, Statement[pb.Contribution]], votes: Mapping[str, int], reasons: dict[str, Why]) -> None:

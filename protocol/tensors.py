@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from dilocox.protocol.model import Lora, Model
+from dilocox.protocol.model import Config, Lora, Model
 
 __all__ = [
     "EMBEDDING",
@@ -52,41 +52,42 @@ EMBEDDING_STD = 0.02
 @lru_cache
 def units(model: Model) -> tuple[tuple[TensorSpec, ...], ...]:
     """What a stage boundary may fall between: the embedding, each layer, the norm with the head."""
-    embedding = (TensorSpec(EMBEDDING, (model.vocabulary_size, model.hidden_size), EMBEDDING_STD),)
+    config = model.config
+    embedding = (TensorSpec(EMBEDDING, (config.vocab_size, config.hidden_size), EMBEDDING_STD),)
     head = (
-        TensorSpec("model.norm.weight", (model.hidden_size,), 1.0),
-        TensorSpec("lm_head.weight", (model.vocabulary_size, model.hidden_size), EMBEDDING_STD),
+        TensorSpec("model.norm.weight", (config.hidden_size,), 1.0),
+        TensorSpec("lm_head.weight", (config.vocab_size, config.hidden_size), EMBEDDING_STD),
     )
-    return (embedding, *(_layer(model, index) for index in range(model.layers)), head)
+    return (embedding, *(_layer(config, index) for index in range(config.num_hidden_layers)), head)
 
 
-def _layer(model: Model, index: int) -> tuple[TensorSpec, ...]:
-    hidden, middle = model.hidden_size, model.intermediate_size
-    queries, keys = model.head_size * model.heads, model.head_size * model.kv_heads
+def _layer(config: Config, index: int) -> tuple[TensorSpec, ...]:
+    hidden, middle = config.hidden_size, config.intermediate_size
+    queries, keys = config.head_dim * config.num_attention_heads, config.head_dim * config.num_key_value_heads
     # 1/sqrt(fan-in) keeps activations at unit scale whatever the width; what writes into the residual stream is
     # scaled down by the number of such writes (GPT-2's rule).
-    std, residual = 1 / math.sqrt(hidden), 1 / math.sqrt(2 * model.layers)
+    std, residual = 1 / math.sqrt(hidden), 1 / math.sqrt(2 * config.num_hidden_layers)
     outward = 1 / math.sqrt(queries) * residual
     shapes = [("self_attn.q_proj", queries, hidden, std), ("self_attn.k_proj", keys, hidden, std)]
     shapes += [("self_attn.v_proj", keys, hidden, std), ("self_attn.o_proj", hidden, queries, outward)]
     shapes += [("mlp.gate_proj", middle, hidden, std), ("mlp.up_proj", middle, hidden, std)]
     shapes += [("mlp.down_proj", hidden, middle, residual / math.sqrt(middle))]
-    biased = _biased(model)
+    biased = _biased(config)
     prefix, specs = f"model.layers.{index}.", []
     for name, rows, columns, deviation in shapes:
         specs.append(TensorSpec(f"{prefix}{name}.weight", (rows, columns), deviation))
         if name in biased:
             specs.append(TensorSpec(f"{prefix}{name}.bias", (rows,), 0.0))
-    if model.family == "qwen3":
-        specs += [TensorSpec(f"{prefix}self_attn.{name}.weight", (model.head_size,), 1.0) for name in ("q_norm", "k_norm")]
+    if config.model_type == "qwen3":
+        specs += [TensorSpec(f"{prefix}self_attn.{name}.weight", (config.head_dim,), 1.0) for name in ("q_norm", "k_norm")]
     specs += [TensorSpec(f"{prefix}{name}.weight", (hidden,), 1.0) for name in ("input_layernorm", "post_attention_layernorm")]
     return tuple(specs)
 
 
-def _biased(model: Model) -> set[str]:
-    """Matrices of a layer with a bias."""
-    names = "qkv" if model.family == "qwen2" else "qkvo" if model.attention_bias else ""
-    mlp = ("gate", "up", "down") if model.mlp_bias else ()
+def _biased(config: Config) -> set[str]:
+    """Return the matrices of a layer with a bias."""
+    names = "qkv" if config.model_type == "qwen2" else "qkvo" if config.attention_bias else ""
+    mlp = ("gate", "up", "down") if config.mlp_bias else ()
     return {*(f"self_attn.{name}_proj" for name in names), *(f"mlp.{name}_proj" for name in mlp)}
 
 

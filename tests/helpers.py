@@ -10,7 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dilocox.protocol import chain, events, round, rules, scoring
+from bench.sections import merge, model_section
+from dilocox.protocol import chain, events, round, rules
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.head import Head, initial_head, resting_on
 from dilocox.protocol.manifest import Manifest
@@ -39,16 +40,16 @@ def digest(*parts: Any) -> bytes:
 
 def manifest(**sections: Mapping[str, Any]) -> Manifest:
     """A small valid manifest; `rounds={"count": 3}` overrides single values."""
-    base: dict[str, Mapping[str, Any]] = {
+    base: dict[str, dict[str, Any]] = {
         "run": {"name": "test", "owner": "ab" * 32, "coordinator": COORDINATOR.peer},
         "model": {
-            "family": "qwen2",
-            "vocabulary_size": 256,
+            "model_type": "qwen2",
+            "vocab_size": 256,
             "hidden_size": 32,
             "intermediate_size": 64,
-            "layers": 3,
-            "heads": 2,
-            "kv_heads": 1,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
             "sequence_length": 16,
             "stages": 2,
         },
@@ -57,8 +58,8 @@ def manifest(**sections: Mapping[str, Any]) -> Manifest:
         "compression": {"rank": 8},
         "rounds": {"count": 5, "inner_steps": 4, "max_inner_steps": 12, "min_clusters": 2, "start_clusters": 3},
     }
-    for name, values in sections.items():
-        base[name] = {**base.get(name, {}), **values}
+    base["model"] = model_section(base["model"])
+    merge(base, sections)
     return Manifest.model_validate(base)
 
 
@@ -230,7 +231,11 @@ class Table:
         return self._seal(number, pb.KIND_RECEIPT, body, changes)
 
     def _measured(self, me: str, besides: set[str]) -> bytes:
-        """It scored all that it was drawn to score, and that is well made."""
+        """Return the bits of a voter that scored all well-made contributions for which it was drawn."""
+        if not self.run.scoring.voters:
+            return b""
+        from dilocox.protocol import scoring  # a run that scores nothing does without
+
         listed = by_standing(self.run, self.head.standings, self.state.gathered.listed())
         drawn = scoring.duties(self.run, self.ballots[-1], me, listed)
         return rules.bits([name not in besides for name in listed if name in drawn])

@@ -306,7 +306,7 @@ class ChainFile:
     @property
     def parties(self) -> list[str]:
         """Peer ids of those whom one must know how to dial: the coordinator, the run's holders, the roster."""
-        return [self.head.coordinator, *self.manifest.run.holders, *self.head.cluster_by_peer]
+        return [self.head.coordinator, *self.manifest.run.relays, *self.head.cluster_by_peer]
 
     def appoint(self, envelope: pb.Envelope) -> bool:
         """Follow the owner's word. Whether commits of ours do not stand by it: they are kept aside, and the chain ends with the

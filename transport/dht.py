@@ -41,6 +41,8 @@ class DhtSettings:
     """Where to begin; nobody has to answer."""
     keeps: bool = True
     """Records for others, who dial it; else it asks, and nobody learns of it."""
+    module: str = "dilocox.transport.dht_child"
+    """Module of the child."""
 
 
 class Dht:
@@ -87,7 +89,7 @@ class Dht:
             sys.executable,
             "-P",
             "-m",
-            "dilocox.transport.dht_child",
+            self._settings.module,
             json.dumps(settings),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,

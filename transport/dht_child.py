@@ -8,10 +8,7 @@ as it listens: the peers it was told of are met in the background, and tried aga
     request    {"id": 1, "put": {"peer": PEER, "value": BASE64, "seconds": 300}}    {"id": 2, "find": PEER}    {"know": [PEER, …]}
     reply      {"id": 1, "ok": true}                                                {"id": 2, "record": BASE64 or null}
 
-In the market (protocol/market.py), which is a DHT of no run:
-
-    request    {"id": 1, "announce": BASE64}    {"id": 2, "list": KIND}                   {"id": 3, "measure": true}
-    reply      {"id": 1, "ok": true}            {"id": 2, "listings": [BASE64, …]}        {"id": 3, "lines": [BASE64, …]}
+A DHT of something else than a run's peer records has a module of its own, which hands `main` another class of records.
 """
 
 import asyncio
@@ -20,19 +17,16 @@ import contextlib
 import hashlib
 import json
 import os
-import random
 import select
 import signal
 import stat
 import sys
 import tempfile
 import threading
-import time
-from asyncio import StreamReader, StreamWriter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 # isort: off
 import dilocox.transport.without_torch  # noqa: F401  before hivemind
@@ -47,24 +41,29 @@ from hivemind.utils.multiaddr import Multiaddr
 from hivemind.utils.serializer import MSGPackSerializer
 from hivemind.utils.timed_storage import get_dht_time
 
-from dilocox.protocol import limits, market
+from dilocox.protocol import limits
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import LocalError, RemoteError
-from dilocox.protocol.messages import open_envelope, seal
+from dilocox.protocol.messages import open_envelope
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.transport import line
 
 __all__ = [
     "DHTID",
+    "FIRST_PAUSE_SECONDS",
+    "MEET_SECONDS",
+    "P2P",
     "PLAIN",
     "DHTNode",
     "DHTRecord",
-    "LineMeter",
-    "ListingValidator",
+    "Here",
     "MSGPackSerializer",
+    "PeerID",
     "PeerRecordValidator",
+    "PeerRecords",
+    "RecordValidatorBase",
     "get_dht_time",
     "key_of",
+    "main",
     "process_of",
 ]
 
@@ -81,13 +80,6 @@ SOCKET_NAME_BYTES = len("/p2pclient-0123456789a.sock")
 """Longest name that hivemind gives a socket, with its slash."""
 SHORT_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
 """Folders for sockets, if the folder for temporary files has a longer path or cannot be used."""
-LINE_PROTOCOL = "dilocox/market/line/1"
-MEASURE_SECONDS = 60.0
-"""For one peer to measure a line: 256 KiB both ways at 64 kbit/s."""
-LINES_AN_HOUR = 12
-"""That we measure for others, of 21 MiB at most; each peer once."""
-ASKED = 8
-"""Peers, at most, to measure our line."""
 
 
 def key_of(run_id: bytes, peer: str) -> str:
@@ -135,73 +127,63 @@ class PeerRecordValidator(RecordValidatorBase):
         return True
 
 
-class ListingValidator(RecordValidatorBase):
-    """Stores nothing but jobs and offers that count, each under its signer's key and name, and so many of each kind."""
+@dataclass(frozen=True)
+class Here:
+    """Our node, and those that it met."""
 
-    def __init__(self) -> None:
-        self._kept: dict[int, dict[str, tuple[float, int]]] = {kind: {} for kind in market.KINDS}
-        """By kind and peer: when it expires, and its bytes."""
+    p2p: P2P
+    node: DHTNode
+    begins: bool
+    """It was told of nobody: others begin with it."""
 
-    def validate(self, record: DHTRecord) -> bool:
-        try:
-            now = get_dht_time()
-            value = bytes(MSGPackSerializer.loads(record.value))
-            listing = market.open_listing(value, now)
-            here = record.key == DHTID.generate(source=market.place_of(listing)).to_bytes()
-            named = record.subkey == MSGPackSerializer.dumps(listing.peer)
-            lives = record.expiration_time <= listing.body.expires_at
-            fits = here and named and lives
-            return fits and self._has_room(self._kept[listing.kind], listing.peer, record.expiration_time, len(value), now)
-        except (RemoteError, ValueError, TypeError):
-            return False
-        except Exception:  # as of peer records
-            return False
+    @property
+    def others(self) -> list[PeerID]:
+        """Whom we met."""
+        return list(self.node.protocol.routing_table.peer_id_to_uid)
 
-    def _has_room(self, kept: dict[str, tuple[float, int]], peer: str, expires: float, size: int, now: float) -> bool:
-        for other in [other for other, (end, _) in kept.items() if end <= now]:
-            del kept[other]
-        until, most = kept.get(peer, (0.0, 0))
-        held = sum(each for other, (_, each) in kept.items() if other != peer)
-        if (peer not in kept and len(kept) >= limits.LISTINGS) or held + max(size, most) > limits.LISTINGS_BYTES:
-            return False
-        kept[peer] = max(expires, until), max(size, most)
-        return True
+    def is_kept(self, stored: bool) -> bool:
+        """Where somebody finds what was stored: what only this node has is found by nobody who does not know of it."""
+        return stored and (self.begins or bool(self.others))
 
 
-class LineMeter:
-    """Measures the lines of others who ask for it, one at a time, and not for ever."""
+class Records(Protocol):
+    """What a DHT stores, and the requests that it answers."""
 
-    def __init__(self, identity: Identity) -> None:
-        self._identity = identity
-        self._busy = False
-        self._since: dict[str, float] = {}
-        """By peer: when it was measured, by the monotonic clock."""
+    validator: RecordValidatorBase
 
-    async def serve(self, peer: str, reader: StreamReader, writer: StreamWriter) -> None:
-        """Who asks too often, or while another is measured, gets no answer."""
-        try:
-            if self._takes(peer):
-                self._busy = True
-                try:
-                    async with asyncio.timeout(MEASURE_SECONDS):
-                        upload, download = await line.measure(reader, writer)
-                        said = pb.Line(peer=peer, upload_bits=upload, download_bits=download, measured_at=int(get_dht_time()))
-                        signed = seal(self._identity, pb.KIND_LINE, market.MARKET, said).envelope
-                        await line.answer(writer, signed.SerializeToString())
-                finally:
-                    self._busy = False
-        except (RemoteError, EOFError, OSError):
-            pass  # it is not measured, then
-        finally:
-            writer.close()
+    async def serve(self, p2p: P2P, identity: Identity) -> None:
+        """Begin what other nodes may ask of one that stores records."""
 
-    def _takes(self, peer: str) -> bool:
-        now = time.monotonic()
-        self._since = {other: at for other, at in self._since.items() if at > now - 3600}
-        if self._busy or peer in self._since or len(self._since) >= LINES_AN_HOUR:
-            return False
-        self._since[peer] = now
-        return True
+    def know(self, peers: list[str]) -> None:
+        """Note the peers whose records are stored however many others come."""
+
+    async def answer(self, here: Here, request: dict[str, Any]) -> dict[str, Any]:
+        """Return the reply to a request."""
+        ...
+
+
+class PeerRecords:
+    """The peer records of a run."""
+
+    def __init__(self, run_id: bytes) -> None:
+        self._run_id = run_id
+        self.validator = PeerRecordValidator(run_id)
+
+    async def serve(self, p2p: P2P, identity: Identity) -> None:
+        """Nothing but records is asked for."""
+
+    def know(self, peers: list[str]) -> None:
+        self.validator.know(peers)
+
+    async def answer(self, here: Here, request: dict[str, Any]) -> dict[str, Any]:
+        if put := request.get("put"):
+            expiration = get_dht_time() + put["seconds"]
+            value = base64.b64decode(put["value"])
+            stored = await here.node.store(key_of(self._run_id, put["peer"]), value, expiration)
+            return {"ok": here.is_kept(bool(stored))}
+        found = await here.node.get(key_of(self._run_id, request["find"]), latest=True)
+        is_one = found is not None and isinstance(found.value, bytes)
+        return {"record": base64.b64encode(found.value).decode() if is_one else None}
 
 
 def socket_folder(home: Path, run_id: bytes) -> Path:
@@ -229,7 +211,8 @@ def socket_folder(home: Path, run_id: bytes) -> Path:
     raise LocalError(f"no folder for sockets can be made in {', '.join(roots)}: set TMPDIR to a folder with a short path")
 
 
-async def run(settings: dict[str, Any]) -> None:
+async def run(settings: dict[str, Any], make: Callable[[bytes], Records]) -> None:
+    """Serve until stdin ends. `make`: returns the records of a run id."""
     run_id = bytes.fromhex(settings["run_id"])
     sockets = await asyncio.to_thread(socket_folder, Path(settings["identity"]).parent, run_id)
 
@@ -247,7 +230,7 @@ async def run(settings: dict[str, Any]) -> None:
     )
     try:
         identity = Identity.from_libp2p(Path(settings["identity"]).read_bytes())
-        working = asyncio.create_task(_work(p2p, identity, run_id, settings["bootstrap"], settings["keeps"]))
+        working = asyncio.create_task(_work(p2p, identity, make(run_id), settings["bootstrap"], settings["keeps"]))
         libp2p = asyncio.create_task(process_of(p2p).wait())  # its end leaves hivemind waiting for an answer, perhaps for ever
         await asyncio.wait({working, libp2p}, return_when=asyncio.FIRST_COMPLETED)
         if libp2p.done():
@@ -266,46 +249,22 @@ def process_of(p2p: P2P) -> asyncio.subprocess.Process:
     return process
 
 
-async def _work(p2p: P2P, identity: Identity, run_id: bytes, bootstrap: list[str], keeps: bool) -> None:
+async def _work(p2p: P2P, identity: Identity, records: Records, bootstrap: list[str], keeps: bool) -> None:
     """Say that we listen, meet the others, answer requests until stdin ends, leave."""
-    validator = ListingValidator() if run_id == market.MARKET else PeerRecordValidator(run_id)
     node = await DHTNode.create(
         p2p=p2p,
         node_id=DHTID.generate(source=str(p2p.peer_id)),  # a restart is the same node to the others
-        record_validator=validator,
+        record_validator=records.validator,
         cache_size=limits.DHT_STRANGERS,
         client_mode=not keeps,
     )
-    if keeps and run_id == market.MARKET:
-        meter = LineMeter(identity)
-        await p2p.add_binary_stream_handler(
-            LINE_PROTOCOL, lambda info, reader, writer: meter.serve(info.peer_id.to_base58(), reader, writer)
-        )
+    if keeps:
+        await records.serve(p2p, identity)
     print(json.dumps({"up": True}), flush=True)
     meeting = asyncio.create_task(_meet_forever(p2p, node, bootstrap))
-    await _serve(_Here(p2p, node, run_id, not bootstrap), validator)
+    await _serve(Here(p2p, node, not bootstrap), records)
     meeting.cancel()
     await node.shutdown()
-
-
-@dataclass(frozen=True)
-class _Here:
-    """What answers requests."""
-
-    p2p: P2P
-    node: DHTNode
-    run_id: bytes
-    begins: bool
-    """It was told of nobody: others begin with it."""
-
-    @property
-    def others(self) -> list[PeerID]:
-        """Whom we met."""
-        return list(self.node.protocol.routing_table.peer_id_to_uid)
-
-    def is_kept(self, stored: bool) -> bool:
-        """Where somebody finds what was stored: what only this node has is found by nobody who does not know of it."""
-        return stored and (self.begins or bool(self.others))
 
 
 async def _meet_forever(p2p: P2P, node: DHTNode, bootstrap: list[str]) -> None:
@@ -336,80 +295,27 @@ async def _meet(p2p: P2P, node: DHTNode, peer: PeerID, address: Multiaddr) -> bo
         return False
 
 
-async def _serve(here: _Here, validator: PeerRecordValidator | ListingValidator) -> None:
+async def _serve(here: Here, records: Records) -> None:
     reader = asyncio.StreamReader(limit=4 * limits.MIB)
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     pending: set[asyncio.Task[None]] = set()
     while line := await reader.readline():
         request = json.loads(line)
         if (known := request.get("know")) is not None:
-            if isinstance(validator, PeerRecordValidator):
-                validator.know(known)
+            records.know(known)
             continue
-        task = asyncio.create_task(_answer(here, request))
+        task = asyncio.create_task(_answer(here, records, request))
         pending.add(task)
         task.add_done_callback(pending.discard)
 
 
-async def _answer(here: _Here, request: dict[str, Any]) -> None:
-    node = here.node
+async def _answer(here: Here, records: Records, request: dict[str, Any]) -> None:
     reply: dict[str, Any] = {"id": request["id"]}
     try:
-        if put := request.get("put"):
-            expiration = get_dht_time() + put["seconds"]
-            value = base64.b64decode(put["value"])
-            reply["ok"] = here.is_kept(bool(await node.store(key_of(here.run_id, put["peer"]), value, expiration)))
-        elif announced := request.get("announce"):
-            value = base64.b64decode(announced)
-            listing = market.open_listing(value, get_dht_time())
-            place = market.place_of(listing)
-            reply["ok"] = here.is_kept(bool(await node.store(place, value, listing.body.expires_at, subkey=listing.peer)))
-        elif kind := request.get("list"):
-            reply["listings"] = [base64.b64encode(value).decode() for value in await _listings(node, kind)]
-        elif request.get("measure"):
-            reply["lines"] = [base64.b64encode(value).decode() for value in await _lines(here)]
-        else:
-            found = await node.get(key_of(here.run_id, request["find"]), latest=True)
-            is_one = found is not None and isinstance(found.value, bytes)
-            reply["record"] = base64.b64encode(found.value).decode() if is_one else None
+        reply |= await records.answer(here, request)
     except Exception as error:
         reply["error"] = f"{type(error).__name__}: {error}"
     print(json.dumps(reply), flush=True)
-
-
-async def _listings(node: DHTNode, kind: int) -> list[bytes]:
-    """Of all buckets, at most so many, drawn by chance where there are more."""
-    keys = [market.key_of(kind, bucket) for bucket in range(market.BUCKETS)]
-    found = await node.get_many(keys, sufficient_expiration_time=float("inf"))
-    by_key = [each.value for each in found.values() if each is not None and isinstance(each.value, dict)]
-    values = [each.value for listed in by_key for each in listed.values() if isinstance(each.value, bytes)]
-    return random.sample(values, min(len(values), limits.LISTINGS))
-
-
-async def _lines(here: _Here) -> list[bytes]:
-    """What some of those who are there measure of our line, one after the other, for they would take from each other."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(0 if here.begins else MEET_SECONDS):
-            while not here.others:
-                await asyncio.sleep(FIRST_PAUSE_SECONDS)
-    found: list[bytes] = []
-    for peer in random.sample(here.others, min(ASKED, len(here.others))):
-        if len(found) < limits.LINES:
-            with contextlib.suppress(Exception):  # as of meeting them: whatever it is, the next may do it
-                found.append(await _line(here.p2p, peer))
-    return found
-
-
-async def _line(p2p: P2P, peer: PeerID) -> bytes:
-    """What this peer measures of our line, signed by it."""
-    async with asyncio.timeout(MEASURE_SECONDS):
-        _, reader, writer = await p2p.call_binary_stream_handler(peer, LINE_PROTOCOL)
-        with contextlib.closing(writer):
-            said = await line.measured(reader, writer)
-    signed = market.open_line(pb.Envelope.FromString(said), p2p.peer_id.to_base58(), get_dht_time())
-    if signed.peer != peer.to_base58():
-        raise RemoteError(pb.REASON_BAD_SIGNATURE, "it is another's word")
-    return said
 
 
 def _end_with_daemon() -> None:
@@ -420,15 +326,18 @@ def _end_with_daemon() -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def main() -> None:
-    """argv[1]: JSON settings. Leads its own process group, so that the daemon can end libp2p's process with it."""
+def main(make: Callable[[bytes], Records] = PeerRecords) -> None:
+    """Run the child. argv[1]: JSON settings. `make`: returns the records of a run id.
+
+    It leads its own process group, so that the daemon can end libp2p's process with it.
+    """
     with contextlib.suppress(PermissionError):
         os.setpgid(0, 0)
     threading.Thread(target=_end_with_daemon, name="parent", daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     settings = json.loads(sys.argv[1])
     try:
-        asyncio.run(run(settings))
+        asyncio.run(run(settings, make))
     except Exception as error:
         print(json.dumps({"error": f"{type(error).__name__}: {error}"}), flush=True)
     finally:

@@ -15,7 +15,7 @@ from typing import Any
 
 __all__ = ["FOLDERS", "base_folder", "running_daemon", "runs"]
 
-FOLDERS = ("node", "coordinator", "holder", "archive")
+FOLDERS = ("node", "coordinator", "relay", "archive")
 """Of daemons, in `base_folder`."""
 
 ANSWER_SECONDS = 10.0

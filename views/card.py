@@ -35,7 +35,7 @@ def model_card(manifest: Manifest, commits: Iterable[Statement[pb.Commit]], roun
             tokens.update({item.cluster: item.weight for item in taken(body)})
     facts = {
         "run": f"`{manifest.run_id.hex()}`",
-        "parameters": f"{parameter_count(manifest.model):,}, family {manifest.model.family}",
+        "parameters": f"{parameter_count(manifest.model):,}, family {manifest.model.config.model_type}",
         "begun from": _origin(manifest),
         "data": f"{manifest.data.name}, corpus `{manifest.data.digest}`",
         "rounds": f"{trained:,} of {manifest.rounds.count:,} that were counted, {tokens.total():,} tokens",
@@ -65,7 +65,7 @@ def model_card(manifest: Manifest, commits: Iterable[Statement[pb.Commit]], roun
         if len(tokens) > len(shown):
             rest = tokens.total() - sum(count for _, count in shown)
             lines += ["", f"And {len(tokens) - len(shown):,} more, with {rest:,} tokens."]
-    if manifest.model.family == "qwen2":
+    if manifest.model.config.model_type == "qwen2":
         lines += ["", "## Its tokenizer", "", *QWEN2]
     return "\n".join(lines) + "\n"
 

@@ -59,7 +59,7 @@ _NETWORK: Fields = {
     "network.download.until": "until when that holds, seconds since 1970; null: it stays",
 }
 _PLACE: Fields = {
-    "role": "node, coordinator, holder, archive; waiting: of a daemon that has not joined yet, waits for room, or stands by",
+    "role": "node, coordinator, relay, archive; waiting: of a daemon that has not joined yet, waits for room, or stands by",
     "peer": "this daemon's peer id",
     "name": "of this daemon, for people",
     "finished": "whether the run is",
@@ -82,7 +82,7 @@ NODE: Fields = {
     "why": "… and in a sentence",
     "advice": "what its operator can do about that",
     "round_why": "why the round is open, in the coordinator's words",
-    "nobody_keeps": "whether nobody of the roster, no holder and no archive keeps what others push",
+    "nobody_keeps": "whether nobody of the roster, no relay and no archive keeps what others push",
     "clock_offset": "seconds by which this machine's clock is ahead of the coordinator's; null: not measured",
     "attestation": "null where the run asks for no evidence",
     "attestation.kind": "of the evidence",
@@ -155,7 +155,7 @@ HOLDER: Fields = {
     "why": "what it keeps, or what keeps it from that",
     "kept_blobs": "on its disk",
     "kept_bytes": "of them",
-    "archive": "null: of a holder, not of `dilocox archive`",
+    "archive": "null: of a relay, not of `dilocox archive`",
     "archive.url": "where it is",
     "archive.commits": "in it",
     "archive.snapshots[]": "rounds whose starting states are in it",

@@ -5,15 +5,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from dilocox.protocol import auditing
 from dilocox.protocol.attestation import SIMULATED
-from dilocox.protocol.auditing import verdict_name
 from dilocox.protocol.chain import Taken, holders, taken
 from dilocox.protocol.errors import reason_name
 from dilocox.protocol.head import Head, resting_on
-from dilocox.protocol.ids import peer_id
 from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.messages import Statement, author, parse
+from dilocox.protocol.messages import Statement
 from dilocox.protocol.norms import norm_of
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
@@ -114,7 +111,7 @@ def round_detail(head: Head, commit: pb.Commit) -> View:
         "previous": commit.previous.hex(),
         "clusters": [_counted(head, item, held[item.cluster]) for item in taken(commit)],
         "excluded": exclusions(commit.excluded),
-        "audits": audits(head, commit),
+        "audits": _audits(head, commit),
         "refused": exclusions(commit.refusals),
         "next_roster": [member.cluster for member in commit.roster],
         "next_rank_or_k": commit.rank_or_k,
@@ -123,27 +120,13 @@ def round_detail(head: Head, commit: pb.Commit) -> View:
     }
 
 
-def audits(head: Head, commit: pb.Commit) -> list[View]:
-    """What this commit's receipts tell of each audit that was due. `head`: before the commit."""
-    told = {peer_id(author(commit, signed)): parse(pb.Receipt, signed.body).audits for signed in commit.receipts}
-    return [
-        {
-            "round": audit.round,
-            "cluster": audit.cluster,
-            "auditors": [
-                {"cluster": name, "votes": votes, **_found(told.get(name, ()), index)}
-                for name, votes in sorted(audit.auditors.items())
-            ],
-        }
-        for index, audit in enumerate(auditing.due(head.audits, commit.round))
-    ]
+def _audits(head: Head, commit: pb.Commit) -> list[View]:
+    """Return what a commit's votes say of its audits. A run without audits imports no module of theirs."""
+    if "audits" not in head.checks:
+        return []
+    from dilocox.views.audits import audits
 
-
-def _found(told: Iterable[pb.AuditResult], index: int) -> View:
-    """What one of its auditors found; nothing where it does not say."""
-    found = next((result for result in told if result.index == index), None)
-    verdict = verdict_name(found.verdict) if found is not None else "nothing"
-    return {"found": verdict, "distance": found.distance if found is not None else None}
+    return audits(head, commit)
 
 
 def attestation(item: pb.Attestation) -> View:

@@ -132,7 +132,7 @@ class Cell:
         arm, on_top = CODECS[self.codec]
         arm = replace(arm, horizon=HORIZON)
         choice: dict[str, dict[str, Any]] = {}
-        model: Settings = {"model": {"layers": self.layers}}
+        model: Settings = {"model": {"num_hidden_layers": self.layers}}
         for settings in (arm.settings, arm.choices[0], SMALL, model, on_top, self.defended.settings):
             for section, values in settings.items():
                 choice.setdefault(section, {}).update(values)

@@ -31,6 +31,7 @@ from bench.arms import published_compression
 from bench.baselines import CocktailSGD
 from bench.encoders import ForgetfulState, SparseLoCoState
 from bench.report import load_preset
+from bench.sections import model_section
 from bench.texts import Text
 from dilocox.node.clock import (
     Estimate,
@@ -96,9 +97,27 @@ PARTS: tuple[Part, ...] = ("local steps", "codec", "")
 Settings = Mapping[str, Mapping[str, Any]]
 
 SIZES = {
-    "small": {"hidden_size": 64, "intermediate_size": 176, "layers": 4, "heads": 4, "kv_heads": 4},
-    "large": {"hidden_size": 128, "intermediate_size": 352, "layers": 4, "heads": 4, "kv_heads": 4},
-    "3M": {"hidden_size": 192, "intermediate_size": 512, "layers": 6, "heads": 6, "kv_heads": 6},
+    "small": {
+        "hidden_size": 64,
+        "intermediate_size": 176,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+    },
+    "large": {
+        "hidden_size": 128,
+        "intermediate_size": 352,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+    },
+    "3M": {
+        "hidden_size": 192,
+        "intermediate_size": 512,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 6,
+    },
 }
 """0.23M, 0.87M and 2.75M parameters, byte-level; the last for whoever has a GPU."""
 
@@ -344,8 +363,8 @@ class Trial:
     def base(self) -> Manifest:
         """The cell's model, as whatever arm trains it."""
         merged = {name: dict(section) for name, section in load_preset("tiny").model_dump(exclude_none=True).items()}
-        merged["model"] |= {"family": "llama", "sequence_length": SEQUENCE, "stages": 1, "seed": self.seed}
-        merged["model"] |= SIZES[self.cell.size]
+        toy = {"model_type": "llama", "sequence_length": SEQUENCE, "stages": 1, "seed": self.seed}
+        merged["model"] = model_section({**toy, **SIZES[self.cell.size]}, merged["model"])
         merged["data"] |= {**self.text.settings, "seed": self.seed, "evaluation_sequences": 2 * HALF}
         merged["training"] |= {"microbatches": 1, "batch_size": self.cell.batch}
         merged["compression"] = {"codec": "fp32"}

@@ -46,7 +46,7 @@ def both(trainer: Trainer, dataset: Dataset) -> tuple[float, float]:
     on_cpu = trainer.device.type == "cpu"
     batch = trainer.manifest.training.batch_size if on_cpu else HALF
     tuning, test = (
-        trainer.pipeline.evaluate(*half, batch, trainer.manifest.model.hidden_size) for half in halves(dataset, HALF)
+        trainer.pipeline.evaluate(*half, batch, trainer.manifest.model.config.hidden_size) for half in halves(dataset, HALF)
     )
     return tuning, test
 

@@ -124,7 +124,7 @@ def _write_words(manifest: Manifest, folder: Path, vocabulary: Vocabulary, card:
     says = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": Tokenizer.from_buffer(vocabulary.file).id_to_token(vocabulary.end_token),
-        "model_max_length": manifest.model.positions,
+        "model_max_length": manifest.model.config.max_position_embeddings,
         "clean_up_tokenization_spaces": False,
     }
     if (chat := vocabulary.chat) is not None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from dilocox.node.training.model import Stage
 from dilocox.node.training.trainer import Trainer
-from dilocox.protocol import auditing
+from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.pb import messages_pb2 as wire
 from dilocox.protocol.phase import PhaseState
 from dilocox.transport.blobs import BlobStore
@@ -78,12 +78,19 @@ def load_state(trainer: Trainer, stage: Stage, flat: Tensor) -> None:
         trainer.optimizer.restore(parameter, tensors)
 
 
+def _spacing(manifest: Manifest) -> int:
+    """Return the inner steps between two marks, in a run that audits."""
+    from dilocox.protocol import auditing
+
+    return auditing.spacing(manifest)
+
+
 class Marks:
     def __init__(self, trainer: Trainer, store: BlobStore, aside: Aside) -> None:
         """`aside`: to what runs beside training, one job after the other."""
         manifest = trainer.manifest
         self._trainer, self._store, self._aside = trainer, store, aside
-        self._every = auditing.spacing(manifest) if manifest.audit.segments and trainer.mesh.leads else 0
+        self._every = _spacing(manifest) if manifest.audit.segments and trainer.mesh.leads else 0
         self._taken: list[tuple[wire.Mark, Future[list[bytes]]]] = []
         """Of the running phase."""
         self._moved = False

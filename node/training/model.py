@@ -44,33 +44,25 @@ FAMILIES = {
 
 
 def hugging_face_config(model: Model) -> PretrainedConfig:
-    """As an export says it, and as the stages are built."""
-    scaling = {"rope_type": "default"} if model.rope_scaling is None else model.rope_scaling.model_dump(exclude_none=True)
-    # Qwen3 has a default of its own, Qwen2 no such key of its own.
-    given: dict[str, Any] = {} if model.family == "qwen2" and model.head_dim is None else {"head_dim": model.head_size}
-    if model.family == "mistral":
-        given["sliding_window"] = model.sliding_window
-    if model.family in ("llama", "qwen3"):
-        given["attention_bias"] = model.attention_bias
-    if model.family == "llama":
-        given["mlp_bias"] = model.mlp_bias
-    return FAMILIES[model.family].config(
-        vocab_size=model.vocabulary_size,
-        hidden_size=model.hidden_size,
-        intermediate_size=model.intermediate_size,
-        num_hidden_layers=model.layers,
-        num_attention_heads=model.heads,
-        num_key_value_heads=model.kv_heads,
-        max_position_embeddings=model.positions,
-        rope_parameters={**scaling, "rope_theta": model.rope_theta},
-        rms_norm_eps=model.rms_norm_eps,
+    """Return the config that an export contains, and of which the stages are built."""
+    config = model.config
+    given = config.model_dump(exclude={"model_type"}, exclude_none=True)
+    if config.model_type == "qwen2" and config.head_dim * config.num_attention_heads == config.hidden_size:
+        del given["head_dim"]  # Qwen2Config has no such key of its own
+    for key, families in (("attention_bias", ("llama", "qwen3")), ("mlp_bias", ("llama",))):
+        if config.model_type not in families:
+            del given[key]
+    if config.model_type == "mistral":
+        given["sliding_window"] = config.sliding_window  # MistralConfig has another default
+    family = FAMILIES[config.model_type]
+    return family.config(
+        **given,
         tie_word_embeddings=False,
         bos_token_id=None,
         eos_token_id=None,
         pad_token_id=None,
         attn_implementation="sdpa",
-        architectures=[f"{FAMILIES[model.family].prefix}ForCausalLM"],
-        **given,
+        architectures=[f"{family.prefix}ForCausalLM"],
     )
 
 
@@ -96,17 +88,17 @@ class Stage(nn.Module):
         self._recompute = recompute
         config = hugging_face_config(model)
         first, last = stage_units(model)[stage]
-        family = FAMILIES[model.family]
+        family, depth = FAMILIES[model.config.model_type], model.config.num_hidden_layers
         layer_type, norm_type, rotary_type = (family.part(name) for name in ("DecoderLayer", "RMSNorm", "RotaryEmbedding"))
         self.specs = stage_tensors(model, stage)
         self.model: Any = nn.Module()
-        layers = range(max(0, first - 1), min(model.layers, last - 1))
+        layers = range(max(0, first - 1), min(depth, last - 1))
         if first == 0:
-            self.model.embed_tokens = nn.Embedding(model.vocabulary_size, model.hidden_size)
+            self.model.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.model.layers = nn.ModuleDict({str(index): layer_type(config, index) for index in layers})
-        if last == model.layers + 2:
-            self.model.norm = norm_type(model.hidden_size, eps=config.rms_norm_eps)
-            self.lm_head = nn.Linear(model.hidden_size, model.vocabulary_size, bias=False)
+        if last == depth + 2:
+            self.model.norm = norm_type(config.hidden_size, eps=config.rms_norm_eps)
+            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         if model.lora is not None:
             self._adapt(model.lora)
         if layers:

@@ -89,7 +89,7 @@ class Pipeline:
             return torch.empty(batch, model.sequence_length, width, dtype=dtype, device="meta", requires_grad=True)
 
         tokens = torch.empty(batch, model.sequence_length, dtype=torch.int64, device="meta")
-        hidden, logits = passed(model.hidden_size, self._wire_type), passed(model.vocabulary_size, torch.float32)
+        hidden, logits = passed(model.config.hidden_size, self._wire_type), passed(model.config.vocab_size, torch.float32)
         taken, given = hidden if number else tokens, hidden if number < self._count - 1 else logits
         mesh = self._mesh
         return PipelineStage(module, number, self._count, mesh.device, input_args=taken, output_args=given, group=mesh.pipeline)

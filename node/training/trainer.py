@@ -287,5 +287,7 @@ class Trainer:
         which alone holds Θ."""
         loss = 0.0
         if self.mesh.leads:
-            loss = self.pipeline.evaluate(inputs, targets, self.manifest.training.batch_size, self.manifest.model.hidden_size)
+            loss = self.pipeline.evaluate(
+                inputs, targets, self.manifest.training.batch_size, self.manifest.model.config.hidden_size
+            )
         return self.mesh.all_sum([loss])[0]

@@ -20,6 +20,7 @@ from dilocox.node.training.model import FAMILIES, Family
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.manifest import Manifest, Model
 from dilocox.protocol.messages import canonical
+from dilocox.protocol.model import Config
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.tensors import EMBEDDING, TensorSpec, stage_weights
 from dilocox.transport.blobs import BlobStore
@@ -28,20 +29,8 @@ from dilocox.transport.parent_pipe import exit_with_parent
 
 __all__ = ["Weights", "read_model"]
 
-CARRIED = {
-    "vocab_size": "vocabulary_size",
-    "hidden_size": "hidden_size",
-    "intermediate_size": "intermediate_size",
-    "num_hidden_layers": "layers",
-    "num_attention_heads": "heads",
-    "num_key_value_heads": "kv_heads",
-    "head_dim": "head_dim",
-    "max_position_embeddings": "max_positions",
-    "rms_norm_eps": "rms_norm_eps",
-    "attention_bias": "attention_bias",
-    "mlp_bias": "mlp_bias",
-}
-"""config.json's name of what the manifest's model says by another."""
+CARRIED = Config.model_fields.keys() - {"model_type", "rope_parameters", "sliding_window"}
+"""Keys of config.json that a manifest takes as they are."""
 ROPE = {"rope_parameters", "rope_scaling", "rope_theta"}
 FIXED: dict[str, Any] = {
     "hidden_act": "silu",
@@ -94,8 +83,8 @@ ZEROS = 1 << 20
 
 
 def read_model(folder: Path) -> tuple[dict[str, Any], bool]:
-    """The manifest's model as config.json says it, but how it is trained: stages, sequence_length; and whether its embeddings are
-    tied. Raises ConfigError naming what a manifest does not carry."""
+    """Return a manifest's model.config as config.json says it, and whether the embeddings are tied. Raises ConfigError that names
+    a key which a manifest does not carry."""
     path = folder / "config.json"
     try:
         said = read_json(path)
@@ -120,19 +109,17 @@ def read_model(folder: Path) -> tuple[dict[str, Any], bool]:
 def _fields(path: Path, said: dict[str, Any], family: Family) -> tuple[dict[str, Any], bool]:
     """Raises ConfigError, or what transformers does."""
     config = family.config.from_dict(said)
-    model: dict[str, Any] = {"family": said["model_type"]}
-    model |= {ours: getattr(config, theirs) for theirs, ours in CARRIED.items() if getattr(config, theirs, None) is not None}
+    model: dict[str, Any] = {"model_type": said["model_type"]}
+    model |= {key: getattr(config, key) for key in sorted(CARRIED) if getattr(config, key, None) is not None}
     if said["model_type"] == "mistral" and config.sliding_window is not None:
         model["sliding_window"] = config.sliding_window
-    if model.get("head_dim") == model["hidden_size"] / model["heads"]:
+    if model.get("head_dim") == model["hidden_size"] / model["num_attention_heads"]:
         del model["head_dim"]
     model = {key: value for key, value in model.items() if value is not False}
     rope = {key: value for key, value in config.rope_parameters.items() if value is not None and key != "type"}
-    model["rope_theta"] = float(rope.pop("rope_theta"))
     if rope.pop("partial_rotary_factor", 1.0) != 1.0:
         raise ConfigError(f"{path} turns only a part of each head (partial_rotary_factor), which is not supported here")
-    if rope["rope_type"] != "default":
-        model["rope_scaling"] = rope
+    model["rope_parameters"] = {**rope, "rope_theta": float(rope["rope_theta"])}
     for key, value in {**model, **rope}.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{path} says {key} = {value}, and that is no number to compute with")
@@ -195,7 +182,9 @@ class Weights:
         if missing := sorted(wanted.keys() - held):
             raise ConfigError(f"{folder} lacks {_some(missing)}")
         if surplus := sorted(held - wanted.keys()):
-            raise ConfigError(f"{folder} holds {_some(surplus)}, and a {model.family} as its config.json says has none")
+            raise ConfigError(
+                f"{folder} holds {_some(surplus)}, and a {model.config.model_type} as its config.json says has none"
+            )
         for name, spec in wanted.items():
             shape, kind = _kind(self._files[name], name)
             if shape != spec.shape or kind not in KINDS:

@@ -11,6 +11,7 @@ import sys
 import time
 from collections import deque
 from concurrent.futures import Future
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -28,7 +29,6 @@ from dilocox.node.training.noisy import Drawn, Noise
 from dilocox.node.training.pace import Pace
 from dilocox.node.training.rendezvous import join_generation
 from dilocox.node.training.resume import Resume, boundary_event
-from dilocox.node.training.scores import Scores
 from dilocox.node.training.trainer import Trainer
 from dilocox.node.worker_settings import WorkerSettings
 from dilocox.protocol import limits, phase
@@ -39,6 +39,9 @@ from dilocox.protocol.pb import worker_pb2 as pb
 from dilocox.protocol.phase import Apply, Encode, End, Flags, Score, Stop, Train, Turn, Wait
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.parent_pipe import exit_with_parent
+
+if TYPE_CHECKING:
+    from dilocox.node.training.scores import Scores
 
 __all__ = ["Worker"]
 
@@ -67,7 +70,7 @@ class Worker:
         self.background = Background(settings.codec_cpus, self.device)
         self.commits = Commits(manifest, self.trainer, self.store)
         self.boundaries = Boundaries(settings.stages, settings.checkpoint_every, settings.cluster, self.trainer, self.store)
-        self.scores = Scores(self.trainer, self.dataset, self.background.aside)
+        self.scores = self._make_scores() if manifest.scoring.voters else None
         self.marks = Marks(self.trainer, self.store, self.background.aside)
         self.state = phase.begin(manifest, settings.cluster)
         """Changes between two turns only; background jobs take what they need of it with them."""
@@ -82,6 +85,11 @@ class Worker:
         """Inner steps of this life, and those of them whose work a boundary took in."""
         self._fastest_step = math.inf
         self._reported_at = 0.0
+
+    def _make_scores(self) -> "Scores":
+        from dilocox.node.training.scores import Scores
+
+        return Scores(self.trainer, self.dataset, self.background.aside)
 
     def start(self) -> None:
         """Say what could be resumed, load what the daemon chooses, announce again what is in flight."""
@@ -123,8 +131,9 @@ class Worker:
             match command.WhichOneof("command"):
                 case "apply":
                     self._arrived.append(command.apply)
-                    self.scores.close()
-                case "score":
+                    if self.scores is not None:
+                        self.scores.close()
+                case "score" if self.scores is not None:
                     self.scores.ask(command.score)
                 case "recheck":
                     self._recheck(command.recheck.round)
@@ -133,7 +142,7 @@ class Worker:
         if self._preparing is None and self._arrived:
             commit, state = self._arrived.popleft(), self.state
             self._preparing = self.background.submit(lambda: self.commits.prepare(state, commit))
-        if self._preparing is None:
+        if self._preparing is None and self.scores is not None:
             self.scores.prepare(self.state.head.rank_or_k, self.store.view)
         return self._stopping
 
@@ -182,7 +191,7 @@ class Worker:
         time_is_up = self.rank == 0 and box is not None and self._seconds >= box
         lacking = not self.text.here(phase.upcoming(self.state, trained))
         busy = not self.background.idle
-        scorable = self._preparing is None and self.scores.ready
+        scorable = self._preparing is None and self.scores is not None and self.scores.ready
         return Flags(self._preparing is not None, prepared, busy, self._stopping, time_is_up, lacking, scorable).numbers()
 
     def _next_head(self) -> Head:
@@ -218,6 +227,7 @@ class Worker:
         self._report_ready(prepared.head, steps)
 
     def _score(self) -> None:
+        assert self.scores is not None, "a run that scores"
         scored = self.scores.measure()
         if scored is not None and not self.rank:
             self.link.send(pb.WorkerEvent(scored=scored))

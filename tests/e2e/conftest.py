@@ -23,15 +23,16 @@ RUN = """
 name = "e2e"
 owner = "{owner}"
 [model]
-family = "llama"
-vocabulary_size = 256
-hidden_size = 32
-intermediate_size = 64
-layers = 3
-heads = 2
-kv_heads = 1
 sequence_length = 16
 stages = 3
+[model.config]
+model_type = "llama"
+vocab_size = 256
+hidden_size = 32
+intermediate_size = 64
+num_hidden_layers = 3
+num_attention_heads = 2
+num_key_value_heads = 1
 [data]
 evaluation_sequences = 8
 [training]
@@ -220,7 +221,7 @@ def build(
     for line, instead in (changes or {}).items():
         assert f"\n{line}\n" in run
         run = run.replace(f"\n{line}\n", f"\n{instead}\n")
-    run = run.replace("[model]", f"holders = {list(holders)}\n[model]", 1)
+    run = run.replace("[model]", f"relays = {list(holders)}\n[model]", 1)
     arguments = ["--devices", "2", "--threads", "1", "--step-seconds", "0.1", *options]  # two cores for many daemons
     key = (folder / "e2e.key").read_bytes()
     testnet = Testnet.create(folder / "t", run.encode(), key, nodes, arguments, stdlib().folder, boxes, lines)

@@ -14,6 +14,7 @@ import torch
 from dilocox.node.coordinator_link import CoordinatorLink
 from dilocox.node.outer.state import StageState
 from dilocox.protocol import member
+from dilocox.protocol.checks.scores import Scored
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.messages import Statement, canonical, open_envelope, seal
@@ -94,8 +95,8 @@ class HostilePeer:
                     self.feed(member.Signed(seal(self.identity, kind, self.run.run_id, body)))
                 case member.Judge(contribution):
                     self.feed(member.Judged(contribution.digest, (pb.REASON_UNSPECIFIED, 0)))  # looks at nothing
-                case member.Score(contribution):
-                    self.feed(member.Scored(contribution.digest, Score(1.0, 0.0, 1.0)))  # nor at what it does
+                case member.Measure(contribution):
+                    self.feed(Scored(contribution.digest, Score(1.0, 0.0, 1.0)))  # nor at what it does
                 case member.Halt(why):
                     raise AssertionError(why)
         self.speak.set()

@@ -30,7 +30,7 @@ def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
     for name, account in ACCOUNTS.items():
         testnet.member(name).arguments.extend(["--account", "0x" + account.hex()])
     link = str(testnet.folder / "link")
-    hold = Member("holder", home, ["hold", "--join", f"@{link}", "--home", str(home), "--name", "holder", "--no-dht"])
+    hold = Member("holder", home, ["relay", "--join", f"@{link}", "--home", str(home), "--name", "holder", "--no-dht"])
     testnet.members.insert(1, hold)
     with running(testnet, rounds=3) as swarm:
         yield swarm
@@ -85,5 +85,5 @@ def test_a_holder_that_is_killed_is_waited_for_and_goes_on(swarm: Swarm):
     swarm.wait_for_round(before + 2)
     assert len(swarm.counted(before + 2)) >= 2
     kept = swarm.status("holder")
-    assert kept["role"] == "holder"
+    assert kept["role"] == "relay"
     assert kept["kept_bytes"] > 0

@@ -111,7 +111,7 @@ def test_who_has_the_link_hears_whether_its_machine_fits_and_can_be_dialled(swar
     assert "its record names 192.0.2.1" in told.stdout
     link, me = f"@{swarm.testnet.folder / 'link'}", load_identity(Path(home) / "identity.key").peer
     told = subprocess.run(
-        [sys.executable, "-P", "-m", "dilocox.cli.main", "check", link, "--home", home, "--as", "hold"],
+        [sys.executable, "-P", "-m", "dilocox.cli.main", "check", link, "--home", home, "--as", "relay"],
         capture_output=True,
         text=True,
     )

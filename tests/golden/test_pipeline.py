@@ -37,7 +37,9 @@ def run_mesh(
 ) -> Ran:
     named = "-".join(str(value) for value in (stages, workers, copies, *training.values()))
     path, text = folder / f"manifest-{named}.json", stdlib()
-    run = manifest(data=text.settings, model={"stages": stages, "layers": 6}, training={"microbatches": 4, **training})
+    run = manifest(
+        data=text.settings, model={"stages": stages, "num_hidden_layers": 6}, training={"microbatches": 4, **training}
+    )
     run = on_adapters(run, BlobStore(text.folder)) if lora else run
     path.write_bytes(run.canonical_bytes())
     meetings = [

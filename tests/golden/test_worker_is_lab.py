@@ -34,7 +34,7 @@ LATE = (3, 1)
 
 def run_with(**rounds: object) -> Manifest:
     return manifest(
-        model={"layers": 2, "sequence_length": 32},
+        model={"num_hidden_layers": 2, "sequence_length": 32},
         data={**stdlib().settings, "evaluation_sequences": 8},
         training={"optimizer": "muon", "learning_rate": 3e-3, "warmup_steps": 10},
         outer={"learning_rate": 0.9, "momentum": 0.3},

@@ -105,7 +105,7 @@ def test_a_sum_of_squares_is_the_same_however_the_tensor_comes(seed: int, cuts: 
 
 
 def run_with(rule: str, compression: dict[str, object]) -> Manifest:
-    return manifest(model={"vocabulary_size": 64}, outer={"aggregate": rule, "momentum": 0.5}, compression=compression)
+    return manifest(model={"vocab_size": 64}, outer={"aggregate": rule, "momentum": 0.5}, compression=compression)
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -18,7 +18,7 @@ ROUNDING = 2e-6
 
 
 def small(compression: dict[str, object]) -> Manifest:
-    return manifest(model={"vocabulary_size": 64}, compression=compression)
+    return manifest(model={"vocab_size": 64}, compression=compression)
 
 
 def state_owing(run: Manifest, seed: int, norm: float = 1.0) -> StageState:

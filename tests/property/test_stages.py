@@ -11,7 +11,7 @@ from tests.helpers import manifest
 
 
 def model_of(layers: int, stages: int, vocabulary: int) -> Model:
-    return manifest(model={"layers": layers, "stages": stages, "vocabulary_size": vocabulary}).model
+    return manifest(model={"num_hidden_layers": layers, "stages": stages, "vocab_size": vocabulary}).model
 
 
 def slowly(sizes: list[int], stages: int) -> list[tuple[int, int]]:

@@ -12,6 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dilocox.protocol import auditing, chain, events, member, norms, round, sampling
+from dilocox.protocol.checks.audits import Audited, audits_of, results_of
+from dilocox.protocol.checks.availability import Sampled
+from dilocox.protocol.checks.scores import Scored
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.head import Head, HostRange, initial_head
@@ -167,8 +170,8 @@ class SimPeer:
             return
         self.keep(commit)
         self.feed(member.Committed(commit, after))
-        for audit in auditing.duties(after.audits, after.round, self.name):
-            if audit.name not in self.state.audits:
+        for audit in auditing.duties(audits_of(after), after.round, self.name):
+            if audit.name not in results_of(self.state):
                 self.after(self.swarm.random.expovariate(1 / CHECK_SECONDS), lambda audit=audit: self.audit(audit))  # type: ignore[misc]
         self.train()
 
@@ -182,7 +185,7 @@ class SimPeer:
                     self.sign(kind, body)
                 case member.Judge(contribution):
                     self.after(self.swarm.random.expovariate(1 / CHECK_SECONDS), lambda c=contribution: self.judge(c))  # type: ignore[misc]
-                case member.Score(contribution):
+                case member.Measure(contribution):
                     self.after(self.swarm.random.expovariate(1 / CHECK_SECONDS), lambda c=contribution: self.score(c))  # type: ignore[misc]
                 case member.Recheck(number):
                     self.after(CHECK_SECONDS, lambda number=number: self.feed(member.Rechecked(number, self.fold)))  # type: ignore[misc]
@@ -260,19 +263,19 @@ class SimPeer:
 
     def score(self, contribution: Statement[pb.Contribution]) -> None:
         harmful = contribution.body.error > 1  # as much as a tensor-free model can say of it
-        self.feed(member.Scored(contribution.digest, Score(2.0, 2.5, -0.5) if harmful else Score(2.0, 1.5, 0.5)))
+        self.feed(Scored(contribution.digest, Score(2.0, 2.5, -0.5) if harmful else Score(2.0, 1.5, 0.5)))
 
     def sample(self) -> None:
         """Whom we are drawn to ask: most find the same of it, and some have another opinion, or none."""
         for cluster in sampling.duties(sampling.due(self.run, self.head), self.name):
             if self.swarm.random.random() < 0.9:
                 shown = digest("shows", cluster, self.head.digest)[0] < 128
-                self.feed(member.Sampled(cluster, shown is (self.swarm.random.random() < 0.9)))
+                self.feed(Sampled(cluster, shown is (self.swarm.random.random() < 0.9)))
 
     def audit(self, audit: auditing.Audit) -> None:
         taken = chain.taken(self.disk.commits[audit.round].body)
         wrong = self.accuses or next(each for each in taken if each.cluster == audit.cluster).contribution.error > 1
-        self.feed(member.Audited(audit, auditing.Result(pb.AUDIT_DIFFERS if wrong else pb.AUDIT_EQUAL)))
+        self.feed(Audited(audit, auditing.Result(pb.AUDIT_DIFFERS if wrong else pb.AUDIT_EQUAL)))
 
 
 @dataclass

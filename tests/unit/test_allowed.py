@@ -77,10 +77,10 @@ def test_every_key_says_what_it_may_be(path: tuple[str, ...]):
 
 
 def test_a_missing_key_says_so():
-    document = with_value(("model", "layers"), 4)
-    del document["model"]["layers"]
+    document = with_value(("model", "config", "num_hidden_layers"), 4)
+    del document["model"]["config"]["num_hidden_layers"]
     [(path, why)] = faults(document)
-    assert path == "model.layers"
+    assert path == "model.config.num_hidden_layers"
     assert why.startswith("is missing; allowed: a whole number at least 1")
 
 

@@ -2,15 +2,19 @@
 
 import ast
 import filecmp
+import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
+from dilocox.protocol import checks
 from dilocox.protocol.pb.generate import generate
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("protocol", "transport", "coordinator", "node", "views", "around", "cli")
+ROOMS = ("protocol", "transport", "coordinator", "node", "views", "cli")
 SOURCES = [p for name in (*ROOMS, "bench") for p in (ROOT / name).rglob("*.py")]
 MAY_IMPORT: dict[str, set[str]] = {
     "protocol": set(),
@@ -18,13 +22,26 @@ MAY_IMPORT: dict[str, set[str]] = {
     "views": {"protocol", "transport"},
     "coordinator": {"protocol", "transport", "views"},
     "node": {"protocol", "transport", "views"},
-    "around": {"protocol", "transport"},
-    "cli": {"protocol", "transport", "views", "coordinator", "node", "around"},
+    "cli": {"protocol", "transport", "views", "coordinator", "node"},
 }
 """Which rooms a room may import besides itself: data flows one way."""
 HEAVY = {"torch", "transformers", "safetensors"}
 WORLD = {"asyncio", "socket", "os", "time", "random", "secrets", "pathlib", "subprocess", "threading", "sqlite3"}
 WORLD |= {"grpc", "aiohttp", "torch"}
+
+
+CORE = ("rules", "chain", "tally", "member", "round")
+"""Files of the protocol that iterate over a run's checks and name none of them."""
+RULES_OF_CHECKS = {"auditing", "scoring", "bias", "sampling", "shares", "data_root", "merit"}
+"""Modules of the protocol that only checks import."""
+SWITCHES = {"audit", "scoring", "availability", "settlement", "private"}
+"""Sections and keys of a manifest that say which checks a run has."""
+
+
+def words(path: Path) -> set[str]:
+    """Return all identifiers of a file and all words of its texts; of reasons, which are the wire's, only the prefix."""
+    text = re.sub(r"\bREASON_\w+", "REASON", path.read_text())
+    return set(re.findall(r"[A-Za-z_]+", text))
 
 
 def imports(path: Path, top_level_only: bool = False) -> set[str]:
@@ -71,7 +88,7 @@ def test_every_package_is_installed():
 
 
 def test_the_pure_core_does_no_io():
-    for path in (ROOT / "protocol").glob("*.py"):
+    for path in [*(ROOT / "protocol").glob("*.py"), *(ROOT / "protocol" / "checks").glob("*.py")]:
         assert not roots(path) & WORLD, relative(path)
 
 
@@ -159,3 +176,78 @@ def test_every_field_of_the_wire_has_a_sentence():
         for number, line in enumerate(path.read_text().splitlines(), 1):
             declares = "=" in line and line.rstrip().split("//")[0].rstrip().endswith(";") and "syntax" not in line
             assert not declares or "//" in line, f"{relative(path)}:{number}"
+
+
+@pytest.mark.parametrize("name", CORE)
+def test_core_names_no_optional_check(name: str):
+    fields = {field for by_field in checks.FIELDS.values() for field in by_field} - {"account", "measured"}
+    named = {*checks.WANTED, *RULES_OF_CHECKS, *SWITCHES, *fields}
+    assert not words(ROOT / "protocol" / f"{name}.py") & named
+    path = ROOT / "protocol" / f"{name}.py"
+    assert {each for each in imports(path) if each.startswith("dilocox.protocol.checks.")} <= {
+        "dilocox.protocol.checks.base",
+        *(f"dilocox.protocol.checks.base.{each}" for each in ("Findings", "Why", "join")),
+    }
+
+
+WITHOUT_CHECKS = """
+import sys
+from dilocox.protocol import member
+from dilocox.protocol.pb import messages_pb2 as pb
+from tests.helpers import Table, identity, manifest
+
+table = Table(manifest(rounds={"count": 2})).genesis()
+state = member.start(table.run, identity(0).peer, table.head)
+state, _ = member.step(state, member.StateReady(1, table.state_root(), None), 0.0)
+mine, others = table.contribution(0), [table.contribution(1), table.contribution(2)]
+for statement in (mine, *others):
+    table.submit(statement)
+for event in (member.Signed(mine), *map(member.Seen, [*others, table.ballots[-1]])):
+    state, _ = member.step(state, event, 0.0)
+for statement in others:
+    state, effects = member.step(state, member.Judged(statement.digest, (pb.REASON_UNSPECIFIED, 0)), 0.0)
+assert [effect.kind for effect in effects] == [pb.KIND_RECEIPT]
+table.vote().train(1).submit(table.report(0))
+state, _ = member.step(state, member.Committed(table.commits[1], table.verify()), 0.0)
+assert table.commits[1].body.counted and table.commits[2].body.counted
+print(*sys.modules)
+"""
+
+
+def loaded_by(program: str) -> set[str]:
+    """Return the modules that a program of its own prints."""
+    command = [sys.executable, "-P", "-c", program]
+    done = subprocess.run(command, cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE)
+    assert done.returncode == 0
+    return set(done.stdout.decode().split())
+
+
+MODULES_OF_CHECKS = {
+    *(f"dilocox.protocol.{name}" for name in RULES_OF_CHECKS),
+    *(f"dilocox.protocol.checks.{name}" for name in checks.WANTED),
+    *(
+        f"dilocox.node.{name}"
+        for name in ("auditor", "audit_task", "disk_of_checks", "privacy", "restoring", "sampling", "sharing")
+    ),
+    *(f"dilocox.node.training.{name}" for name in ("audit", "scores")),
+    "dilocox.transport.erasure",
+    "dilocox.transport.shares",
+    "dilocox.views.audits",
+}
+
+
+def test_run_without_checks_imports_no_module_of_a_check():
+    loaded = loaded_by(WITHOUT_CHECKS)
+    assert "dilocox.protocol.checks.base" in loaded
+    assert not loaded & MODULES_OF_CHECKS
+
+
+NOT_YET = {f"dilocox.{name}" for name in ("protocol.data_root", "protocol.shares", "transport.erasure", "transport.shares")}
+"""Modules of availability that a node's exchange imports."""
+
+
+@pytest.mark.parametrize("daemon", ["coordinator.daemon", "node.daemon", "node.training.worker"])
+def test_daemon_imports_no_module_of_a_check_before_it_knows_its_run(daemon: str):
+    loaded = loaded_by(f"import sys, dilocox.{daemon}; print(*sys.modules)")
+    assert f"dilocox.{daemon}" in loaded
+    assert not loaded & (MODULES_OF_CHECKS - NOT_YET)

@@ -11,6 +11,7 @@ import pytest
 
 from dilocox.protocol import auditing, chain, limits, member
 from dilocox.protocol.auditing import Audit, Result
+from dilocox.protocol.checks.audits import Audited, audits_of, results_of
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.head import initial_head
 from dilocox.protocol.ledger import Lease
@@ -151,7 +152,7 @@ def test_what_the_docs_say_of_chance():
 def audited(table: Table, number: int, verdict: pb.AuditVerdict = DIFFERS, **changes: Any) -> Statement:
     """A receipt that says this of all that this peer was drawn for, and is due."""
     me, body = peer(number), table.receipt(number).body
-    due = auditing.due(table.head.audits, table.head.round)
+    due = auditing.due(audits_of(table.head), table.head.round)
     told = [pb.AuditResult(index=index, verdict=verdict) for index, audit in enumerate(due) if me in audit.auditors]
     body.audits.extend([pb.AuditResult(**changes)] if changes else told)
     return seal(identity(number), pb.KIND_RECEIPT, table.run.run_id, body)
@@ -161,7 +162,7 @@ def vote(table: Table, said: Mapping[int, list[int]], numbers: range) -> None:
     """All vote; `said`: whose work each finds wrong, of what is due and it was drawn for."""
     for number in numbers:
         me, body = peer(number), table.receipt(number).body
-        for index, audit in enumerate(auditing.due(table.head.audits, table.head.round)):
+        for index, audit in enumerate(auditing.due(audits_of(table.head), table.head.round)):
             if me in audit.auditors:
                 wrong = audit.cluster in [peer(other) for other in said.get(number, [])]
                 body.audits.append(pb.AuditResult(index=index, verdict=DIFFERS if wrong else pb.AUDIT_EQUAL))
@@ -180,7 +181,7 @@ def four(**sections: dict[str, Any]) -> Table:
 
 def test_whose_work_most_of_its_auditors_find_wrong_does_not_count_two_rounds_later():
     table = four().train(2, FOUR)
-    assert [audit.name for audit in auditing.due(table.head.audits, 3)] == [(1, name) for name in sorted(map(peer, FOUR))]
+    assert [audit.name for audit in auditing.due(audits_of(table.head), 3)] == [(1, name) for name in sorted(map(peer, FOUR))]
     table.contribute(FOUR)
     vote(table, {1: [0], 2: [0], 3: [0]}, FOUR)
     assert table.counted() == [1, 2, 3]
@@ -220,11 +221,11 @@ def test_nobody_speaks_of_what_is_not_due_or_it_was_not_drawn_for(change: dict[s
 
 def test_an_undecided_audit_is_carried_by_one_commit_and_no_other():
     table = four().train(1, FOUR)
-    assert {audit.round for audit in table.head.audits} == {1}
+    assert {audit.round for audit in audits_of(table.head)} == {1}
     table.train(1, FOUR)
-    assert {audit.round for audit in table.head.audits} == {1, 2}
+    assert {audit.round for audit in audits_of(table.head)} == {1, 2}
     table.train(1, FOUR)
-    assert {audit.round for audit in table.head.audits} == {2, 3}
+    assert {audit.round for audit in audits_of(table.head)} == {2, 3}
 
 
 def test_a_commit_that_convicts_for_nothing_or_draws_others_does_not_verify():
@@ -264,11 +265,11 @@ def test_bounds_of_what_a_receipt_tells(told: list[pb.AuditResult]):
 def test_a_node_tells_what_it_found_when_it_is_due_and_forgets_it_then():
     table = four().train(2, FOUR).contribute(FOUR)
     me = peer(0)
-    mine = auditing.duties(table.head.audits, table.head.round, me)
+    mine = auditing.duties(audits_of(table.head), table.head.round, me)
     assert {audit.round for audit in mine} == {1, 2}
     state = member.start(table.run, me, table.head)
     for audit in mine:
-        state, _ = member.step(state, member.Audited(audit, Result(DIFFERS, 1.5)), 0.0)
+        state, _ = member.step(state, Audited(audit, Result(DIFFERS, 1.5)), 0.0)
     state, _ = member.step(state, member.StateReady(table.head.round, table.state_root(), None), 0.0)
     own = next(s for s in table.state.gathered.contributions[me])
     state, _ = member.step(state, member.Signed(own), 0.0)
@@ -277,12 +278,12 @@ def test_a_node_tells_what_it_found_when_it_is_due_and_forgets_it_then():
         state, _ = member.step(state, member.Judged(slot[0].digest, (pb.REASON_UNSPECIFIED, 0)), 0.0)
     state, effects = member.step(state, member.Seen(table.ballots[-1]), 0.0)
     receipt = next(e.body for e in effects if isinstance(e, member.Sign) and e.kind == pb.KIND_RECEIPT)
-    due = auditing.due(table.head.audits, table.head.round)
+    due = auditing.due(audits_of(table.head), table.head.round)
     assert [due[each.index].name for each in receipt.audits] == [audit.name for audit in mine if audit.round == 1]
     assert all((each.verdict, each.distance) == (DIFFERS, 1.5) for each in receipt.audits)
     vote(table, {}, FOUR)
     state, _ = member.step(state, member.Committed(table.commits[-1], table.head), 0.0)
-    assert {round for round, _ in state.audits} == {2}
+    assert {round for round, _ in results_of(state)} == {2}
 
 
 # Marks.

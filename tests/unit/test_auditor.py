@@ -17,9 +17,9 @@ from dilocox.node.auditor import Auditor, AuditPlaces, in_a_process
 from dilocox.node.machine import Machine, available_bytes
 from dilocox.node.training.audit import carry_out, threads_of
 from dilocox.protocol import auditing, events
+from dilocox.protocol.checks.audits import Audited, audits_of
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import LocalError, RemoteError
-from dilocox.protocol.facts import Audited
 from dilocox.protocol.head import Head
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement, canonical
@@ -118,7 +118,7 @@ class World:
     @property
     def mine(self) -> list[auditing.Audit]:
         head = self.us.chain.head
-        return auditing.duties(head.audits, head.round, self.us.identity.peer)
+        return auditing.duties(audits_of(head), head.round, self.us.identity.peer)
 
     def verdicts(self) -> list[str]:
         return [auditing.verdict_name(each.result.verdict) for each in self.us.said]

@@ -36,27 +36,27 @@ from tests.helpers import COORDINATOR, identity, manifest
 from tests.unit.test_private import private_run
 
 WRONG = [
-    ("model", "vocabulary_size", "0"),
-    ("model", "vocabulary_size", "256.5"),
-    ("model", "vocabulary_size", "true"),
-    ("model", "vocabulary_size", "100"),
-    ("model", "vocabulary_size", "255"),
-    ("model", "hidden_size", "126"),
-    ("model", "hidden_size", "-128"),
-    ("model", "hidden_size", '"128"'),
-    ("model", "intermediate_size", "0"),
-    ("model", "layers", "0"),
-    ("model", "layers", "100000"),
-    ("model", "heads", "3"),
-    ("model", "kv_heads", "3"),
-    ("model", "head_dim", "33"),
+    ("model.config", "vocab_size", "0"),
+    ("model.config", "vocab_size", "256.5"),
+    ("model.config", "vocab_size", "true"),
+    ("model.config", "vocab_size", "100"),
+    ("model.config", "vocab_size", "255"),
+    ("model.config", "hidden_size", "126"),
+    ("model.config", "hidden_size", "-128"),
+    ("model.config", "hidden_size", '"128"'),
+    ("model.config", "intermediate_size", "0"),
+    ("model.config", "num_hidden_layers", "0"),
+    ("model.config", "num_hidden_layers", "100000"),
+    ("model.config", "num_attention_heads", "3"),
+    ("model.config", "num_key_value_heads", "3"),
+    ("model.config", "head_dim", "33"),
     ("model", "sequence_length", "0"),
-    ("model", "max_positions", "16"),
-    ("model", "sliding_window", "64"),
+    ("model.config", "max_position_embeddings", "16"),
+    ("model.config", "sliding_window", "64"),
     ("model", "stages", "9"),
     ("model", "stages", "0"),
-    ("model", "family", '"gpt"'),
-    ("model", "rope_theta", "0"),
+    ("model.config", "model_type", '"gpt"'),
+    ("model.config", "rope_parameters", "{ rope_theta = 0 }"),
     ("model", "initial", '"abc"'),
     ("model", "seeed", "1"),
     ("data", "digest", '"00"'),
@@ -142,8 +142,12 @@ def test_check_of_a_model_changed_after_init_says_its_new_initial_state(right: P
 
 def spoiled(text: str, section: str, key: str, value: str) -> tuple[str, int]:
     """(the run file with this value, its line)."""
-    lines = [line for line in text.splitlines() if not line.startswith(f"{key} =") or section not in ("model", "training")]
-    at = lines.index(f"[{section}]") if f"[{section}]" in lines else len(lines)
+    lines = [
+        line
+        for line in text.splitlines()
+        if not line.startswith(f"{key} =") or section not in ("model", "model.config", "training")
+    ]
+    at = next((number for number, line in enumerate(lines) if line.startswith(f"[{section}]")), len(lines))
     after = next((number for number in range(at + 1, len(lines)) if lines[number].startswith("[")), len(lines))
     kept = [line for line in lines[at + 1 : after] if line.split("=")[0].strip() != key]
     lines[at:after] = [f"[{section}]", f"{key} = {value}", *kept]
@@ -317,7 +321,7 @@ def test_a_node_of_a_run_that_keeps_shares_needs_what_makes_them(tmp_path: Path,
     [missing] = said(shares)
     assert missing.level is Level.WRONG
     assert "pip install 'dilocox[availability]'" in missing.says
-    assert said(manifest()) == said(shares, Role.HOLDER) == []
+    assert said(manifest()) == said(shares, Role.RELAY) == []
     monkeypatch.undo()
     pytest.importorskip("pyeclib", reason="pip install -e '.[availability]'")
     assert [each.level for each in said(shares)] == [Level.FINE]
@@ -396,7 +400,7 @@ def test_devices_are_told_as_many_as_they_are(
 def test_a_machine_that_keeps_is_judged_by_what_it_keeps(tmp_path: Path):
     """It trains nothing: no devices, no memory for them, no boundaries."""
     large = Manifest.from_toml(render_preset("qwen1.5-107b", "paper", "00" * 32))
-    for role in (Role.HOLDER, Role.ARCHIVE):
+    for role in (Role.RELAY, Role.ARCHIVE):
         found = [*checks.of_machine(large, here(tmp_path, role=role))]
         assert {finding.about for finding in found} == {"disk", "port"}
 
@@ -408,17 +412,17 @@ def part(run: Manifest, at: Here) -> tuple[Level, str]:
 
 def test_who_keeps_is_named_by_the_run(tmp_path: Path):
     me = load_identity(tmp_path / "mine" / "identity.key").peer
-    naming, open_to_all = manifest(run={"holders": [me]}), manifest()
+    naming, open_to_all = manifest(run={"relays": [me]}), manifest()
     listing = manifest(admission={"policy": "allow-list", "allow": [identity(0).peer]})
     mine = {role: here(tmp_path / "mine", role=role) for role in Role}
-    for role in (Role.HOLDER, Role.ARCHIVE):
+    for role in (Role.RELAY, Role.ARCHIVE):
         assert part(naming, mine[role])[0] is Level.FINE
-    level, says = part(open_to_all, mine[Role.HOLDER])
-    assert (level, says) == (Level.WRONG, checks.no_part(open_to_all, me, Role.HOLDER))
-    assert f"names no holder {me}" in says
+    level, says = part(open_to_all, mine[Role.RELAY])
+    assert (level, says) == (Level.WRONG, checks.no_part(open_to_all, me, Role.RELAY))
+    assert f"names no relay {me}" in says
     assert part(open_to_all, mine[Role.ARCHIVE]) == (
         Level.FINE,
-        "may read the run; it does not name this peer in run.holders, so nobody pushes to it",
+        "may read the run; it does not name this peer in run.relays, so nobody pushes to it",
     )
     assert part(listing, mine[Role.ARCHIVE])[0] is Level.WRONG
     assert part(listing, mine[Role.NODE]) == (Level.WRONG, f"{me} is not on the run's allow-list")
@@ -427,7 +431,7 @@ def test_who_keeps_is_named_by_the_run(tmp_path: Path):
 def test_who_has_no_identity_yet_is_told_to_make_one(tmp_path: Path):
     """A node that would join with one that nobody named hears no name that is forgotten at once."""
     new, listing = tmp_path / "new", manifest(admission={"policy": "allow-list", "allow": [identity(0).peer]})
-    for run, role in ((listing, Role.NODE), (manifest(), Role.HOLDER), (listing, Role.ARCHIVE)):
+    for run, role in ((listing, Role.NODE), (manifest(), Role.RELAY), (listing, Role.ARCHIVE)):
         level, says = part(run, here(new, role=role))
         assert (level, "has no identity yet" in says) == (Level.ODD, True)
     assert part(manifest(), here(new))[0] is Level.FINE
@@ -435,13 +439,13 @@ def test_who_has_no_identity_yet_is_told_to_make_one(tmp_path: Path):
 
 
 def test_a_run_file_is_checked_as_a_holder_too(right: Path, tmp_path: Path):
-    code, found = checked(right, right.parent / "home", "--as", "hold", "--home", str(tmp_path / "new"))
+    code, found = checked(right, right.parent / "home", "--as", "relay", "--home", str(tmp_path / "new"))
     assert code == 0, found
     assert [finding["about"] for finding in found if finding["level"] == "odd"] == ["admission"]
     assert not {finding["about"] for finding in found} & {"devices", "memory", str(right.with_suffix(".key"))}
-    told = CliRunner().invoke(app, ["check", str(right), "--as", "hold", "--home", str(tmp_path / "new")])
-    assert f"once it is served: dilocox hold --join LINK --home {tmp_path / 'new'}\n" in told.output
-    told = CliRunner().invoke(app, ["check", str(right), "--as", "hold", "--devices", "2"])
+    told = CliRunner().invoke(app, ["check", str(right), "--as", "relay", "--home", str(tmp_path / "new")])
+    assert f"once it is served: dilocox relay --join LINK --home {tmp_path / 'new'}\n" in told.output
+    told = CliRunner().invoke(app, ["check", str(right), "--as", "relay", "--devices", "2"])
     assert "--devices, --cluster-interface and --private are for a node" in str(told.exception)
 
 

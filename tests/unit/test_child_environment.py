@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from dilocox.protocol import market
 from dilocox.protocol.errors import LocalError
 from dilocox.transport import dht_child
 from dilocox.transport.child_environment import PROXIES, child_environment
@@ -130,7 +129,7 @@ def test_socket_folder_in_a_long_folder_is_made_where_sockets_can_be_bound(
 def test_socket_folder_of_another_run_on_the_same_home_is_another(roots: tuple[Path, Path], tmp_path: Path):
     first = socket_folder(tmp_path / "home", RUN)
     (first / "p2pd-lives.sock").touch()
-    assert socket_folder(tmp_path / "home", market.MARKET) != first
+    assert socket_folder(tmp_path / "home", b"\x01" * 32) != first
     assert (first / "p2pd-lives.sock").exists()
 
 

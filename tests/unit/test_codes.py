@@ -217,7 +217,7 @@ def test_ctrl_c_while_the_program_is_loaded_is_no_traceback(tmp_path: Path):
 @pytest.mark.parametrize("loaded", ["dilocox.cli.start", "dilocox.cli.main", "dilocox.cli.loop"])
 @pytest.mark.parametrize(
     "said",
-    ["node --join {link} --home {home}", "coordinator {home}/run.toml --home {home}/c", "hold --join {link} --home {home}"],
+    ["node --join {link} --home {home}", "coordinator {home}/run.toml --home {home}/c", "relay --join {link} --home {home}"],
 )
 def test_a_daemon_that_is_told_to_end_before_it_lives_ends_well(tmp_path: Path, said: str, loaded: str, number: signal.Signals):
     """It was 143, which a supervisor takes for a failure. The coordinator would go on for ever, and node and holder soon say that

@@ -77,7 +77,7 @@ def test_a_variable_goes_by_its_flag(tmp_path: Path):
     assert found["upload"] == ("5mbit@08-22, 50mbit", "environment")
     assert found["dht"] == (False, "environment")
     assert found["join"] == (None, "default")
-    assert shown(tmp_path, DILOCOX_HOLD__NAME="attic")["name"][1] == "default", "another verb's"
+    assert shown(tmp_path, DILOCOX_RELAY__NAME="attic")["name"][1] == "default", "another verb's"
 
 
 @pytest.mark.parametrize(

@@ -471,7 +471,7 @@ def test_a_run_s_targets_are_the_answers(hub: Path, tmp_path: Path):
 
 def chat_run(folder: Path, **sections: Any) -> Any:
     data = {"digest": last_built(folder).hex(), "loss_mask": True}
-    model = {"sequence_length": LENGTH, "vocabulary_size": 512, **sections.pop("model", {})}
+    model = {"sequence_length": LENGTH, "vocab_size": 512, **sections.pop("model", {})}
     return manifest(data=data, model=model, **sections)
 
 
@@ -479,7 +479,7 @@ def test_a_run_says_that_its_data_are_conversations_and_how_long(hub: Path, tmp_
     corpus = built(hub, tmp_path / "c")
     check_fits(chat_run(tmp_path / "c"), corpus)
     with pytest.raises(ConfigError, match=r"data.loss_mask has to be true"):
-        check_fits(manifest(model={"vocabulary_size": 512, "sequence_length": LENGTH}), corpus)
+        check_fits(manifest(model={"vocab_size": 512, "sequence_length": LENGTH}), corpus)
     with pytest.raises(ConfigError, match="build them with --sequence-length 16"):
         check_fits(chat_run(tmp_path / "c", model={"sequence_length": 16}), corpus)
     text = corpus_of(tmp_path / "text", words(40, 60))

@@ -752,7 +752,7 @@ async def test_the_server_knows_its_callers(desk: Desk, tmp_path: Path):
 
 async def test_a_run_that_is_not_public_is_followed_by_who_is_admitted_only(tmp_path: Path):
     admitted = [identity(number).peer for number in (0, 1)]
-    run = manifest(admission={"policy": "allow-list", "allow": admitted}, run={"holders": [identity(5).peer]})
+    run = manifest(admission={"policy": "allow-list", "allow": admitted}, run={"relays": [identity(5).peer]})
     service = CoordinatorService(COORDINATOR, ChainFile(tmp_path / "chain.db", run), pb.Envelope(), appraise)
     service.resume()
     for peer, may in ((admitted[0], True), (identity(5).peer, True), (identity(7).peer, False), ("", False)):

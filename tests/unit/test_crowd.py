@@ -24,7 +24,7 @@ from tests.helpers import manifest
 
 CELL = Cell("small", 2, 12, 0.5)
 RUN = manifest(
-    model={"stages": 1, "vocabulary_size": 64},
+    model={"stages": 1, "vocab_size": 64},
     training={"optimizer": "muon", "precision": "float32", "microbatches": 1, "batch_size": 2},
 )
 

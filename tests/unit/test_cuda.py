@@ -56,7 +56,7 @@ def applied(run: Manifest, where: Passage, payloads: list[bytes]) -> list[torch.
 @pytest.mark.parametrize("compression", CODECS, ids=str)
 def test_a_gpu_makes_the_bits_of_the_host(compression: dict[str, object], choice: OuterState, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(passage, "SLOT", 1000)
-    run = manifest(model={"vocabulary_size": 64}, compression=compression, outer={"momentum": 0.9})
+    run = manifest(model={"vocab_size": 64}, compression=compression, outer={"momentum": 0.9})
     payloads = []
     for seed in (1, 2):
         author = StageState(run, 0)
@@ -70,7 +70,7 @@ def test_a_gpu_makes_the_bits_of_the_host(compression: dict[str, object], choice
 @pytest.mark.parametrize("choice", CHOICES)
 @pytest.mark.parametrize("compression", CODECS, ids=str)
 def test_what_a_gpu_encodes_is_a_payload_of_the_same_feedback(compression: dict[str, object], choice: OuterState):
-    run = manifest(model={"vocabulary_size": 64}, compression=compression)
+    run = manifest(model={"vocab_size": 64}, compression=compression)
     errors = []
     for where in (HOST, passage_of(choice, GPU)):
         state = StageState(run, 0, passage=where)

@@ -253,7 +253,7 @@ def test_a_trained_tokenizer_gives_back_the_text_and_ends_documents(tmp_path: Pa
         ends = np.flatnonzero(tokens == corpus.end_token)
         decoded += [tokenizer.decode(part[:-1].tolist()) for part in np.split(tokens, ends + 1)[:-1]]
     assert sorted(decoded) == sorted(documents)
-    with pytest.raises(ConfigError, match=r"300 tokens, and model.vocabulary_size is 256"):
+    with pytest.raises(ConfigError, match=r"300 tokens, and model.config.vocab_size is 256"):
         check_fits(manifest(data=text.settings), corpus)
 
 
@@ -597,7 +597,7 @@ def test_the_commands_of_the_documentation_make_a_run_of_ones_own_text(tmp_path:
         assert result.exit_code == 0, (command, result.output, result.exception)
         assert "TEXTS/" not in command or "left out: 1 .png" in result.output
     run = Manifest.from_toml((tmp_path / "my-run.toml").read_text())
-    assert run.model.vocabulary_size == 320
+    assert run.model.config.vocab_size == 320
     check_corpus(run, library("mytext"))
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from dilocox.node import disk, memory
+from dilocox.node.disk_of_checks import rounds_shared, state_is_shared
 from dilocox.node.plan import inside, written_by_box
 from dilocox.protocol import auditing
 from dilocox.protocol.auditing import WAIT
@@ -86,27 +87,33 @@ def test_rounds_whose_shares_have_room_by_hand():
 
     def rounds(megabytes: int, clusters: int = 8) -> int:
         kept = manifest(**WIDE, availability={"needed_share": 0.5, "megabytes": megabytes, "rounds": 100})
-        return disk.rounds_shared(kept, clusters)
+        return rounds_shared(kept, clusters)
 
     assert rounds(4) == 2 * 10**6 // (2 * WEIGHTS)
     assert (rounds(4096), rounds(4096, 1), rounds(1, 100)) == (100, 0, 0)
-    assert disk.rounds_shared(RUN, 8) == 0
+    assert rounds_shared(RUN, 8) == 0
 
 
 def test_a_state_s_share_has_half_of_the_room():
     """Of two clusters it is all of Θ and momentum, of four half of it."""
     wide = {
         **WIDE,
-        "model": {"hidden_size": 1024, "intermediate_size": 1024, "vocabulary_size": 256, "heads": 2, "kv_heads": 2},
+        "model": {
+            "hidden_size": 1024,
+            "intermediate_size": 1024,
+            "vocab_size": 256,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+        },
     }
     states = sum(state_bytes(manifest(**wide).model, stage) for stage in range(manifest(**wide).model.stages))
 
     def fits(megabytes: int, clusters: int = 2) -> bool:
-        return disk.state_is_shared(manifest(**wide, availability={"megabytes": megabytes}), clusters)
+        return state_is_shared(manifest(**wide, availability={"megabytes": megabytes}), clusters)
 
     half = states // 500_000
     assert (fits(half), fits(half + 1), fits(half // 2 + 1, 4), fits(1 << 20, 1)) == (False, True, True, False)
-    assert not disk.state_is_shared(RUN, 8)
+    assert not state_is_shared(RUN, 8)
 
 
 def test_boxes_of_a_cluster_write_what_their_stages_take():

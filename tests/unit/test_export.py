@@ -39,13 +39,13 @@ from tests.helpers import Table, digest, identity, manifest
 SCALING = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {
-        "rope_scaling": {**SCALING, "original_max_position_embeddings": 16},
-        "max_positions": 128,
+        "rope_parameters": {**SCALING, "original_max_position_embeddings": 16},
+        "max_position_embeddings": 128,
         "attention_bias": True,
     },
-    "mistral": {"sliding_window": 64, "max_positions": 128, "head_dim": 24},
+    "mistral": {"sliding_window": 64, "max_position_embeddings": 128, "head_dim": 24},
     "qwen2": {"rms_norm_eps": 1e-5},
-    "qwen3": {"head_dim": 8, "rope_theta": 1e6},
+    "qwen3": {"head_dim": 8, "rope_parameters": {"rope_theta": 1e6}},
 }
 
 
@@ -60,7 +60,7 @@ def exported(tmp_path: Path, run: Manifest, tokenizer: str, end: int) -> tuple[P
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_transformers_loads_and_computes_what_was_committed(family: str, tmp_path: Path):
-    run = manifest(model={"family": family, "stages": 3, **MODELS[family]})
+    run = manifest(model={"model_type": family, "stages": 3, **MODELS[family]})
     folder, _, _ = exported(tmp_path, run, byte_tokenizer(), 0)
     assert {path.stat().st_mode for path in folder.iterdir()} == {(folder / "config.json").stat().st_mode}, "one reads all"
     theirs = AutoModelForCausalLM.from_pretrained(folder)
@@ -78,13 +78,12 @@ def test_transformers_loads_and_computes_what_was_committed(family: str, tmp_pat
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_is_exported_is_imported_as_it_was(family: str, tmp_path: Path):
-    run = manifest(model={"family": family, **MODELS[family]})
+    run = manifest(model={"model_type": family, **MODELS[family]})
     folder, store, digests = exported(tmp_path, run, byte_tokenizer(), 0)
     fields, tied = read_model(folder)
     assert not tied
-    again = type(run.model).model_validate({**fields, "sequence_length": 16, "stages": 2})
-    said = {**run.model.model_dump(), "max_positions": run.model.positions}
-    assert again.model_dump() == said
+    again = type(run.model).model_validate({"config": fields, "sequence_length": 16, "stages": 2})
+    assert again == run.model
     root = Weights(folder, again, tied).put_into(store)
     assert store.stage_digests(root) == digests
 
@@ -93,7 +92,7 @@ def test_special_tokens_are_those_of_the_data(tmp_path: Path):
     tokenizer = train_tokenizer(words(50, 20), 300)
     (tmp_path / "tokenizer.json").write_text(tokenizer)
     end = open_encoder(str(tmp_path / "tokenizer.json")).end_token
-    folder, _, _ = exported(tmp_path, manifest(model={"vocabulary_size": 320, "family": "qwen3"}), tokenizer, end)
+    folder, _, _ = exported(tmp_path, manifest(model={"vocab_size": 320, "model_type": "qwen3"}), tokenizer, end)
     config = AutoConfig.from_pretrained(folder)
     assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == (None, end, None)
     assert GenerationConfig.from_pretrained(folder).eos_token_id == end
@@ -114,7 +113,7 @@ def test_auto_tokenizer_of_qwen2_finds_the_same_tokens_in_plain_text(tmp_path: P
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen3"])
 def test_byte_tokens_are_the_bytes(family: str, tmp_path: Path):
-    folder, _, _ = exported(tmp_path, manifest(model={"family": family}), byte_tokenizer(), 0)
+    folder, _, _ = exported(tmp_path, manifest(model={"model_type": family}), byte_tokenizer(), 0)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert (len(tokenizer), tokenizer.eos_token_id) == (256, 0)
     characters = [*range(1, 0xD800), *range(0xE000, 0x110000)]
@@ -161,7 +160,7 @@ def test_the_card_says_what_the_chain_proves():
 
 
 def test_generate_continues_a_text_from_a_folder(tmp_path: Path):
-    folder, _, _ = exported(tmp_path, manifest(model={"max_positions": 64}), byte_tokenizer(), 0)
+    folder, _, _ = exported(tmp_path, manifest(model={"max_position_embeddings": 64}), byte_tokenizer(), 0)
 
     def generate(*options: str) -> str:
         result = CliRunner().invoke(app, ["generate", str(folder), "--prompt", "def ", "--tokens", "8", "--json", *options])
@@ -175,7 +174,7 @@ def test_generate_continues_a_text_from_a_folder(tmp_path: Path):
 
 
 def test_generate_runs_nothing_that_a_folder_brings_along(tmp_path: Path):
-    folder, _, _ = exported(tmp_path, manifest(model={"max_positions": 64}), byte_tokenizer(), 0)
+    folder, _, _ = exported(tmp_path, manifest(model={"max_position_embeddings": 64}), byte_tokenizer(), 0)
     for part in folder.glob("*.safetensors*"):
         part.unlink()
     torch.save({}, folder / "pytorch_model.bin")
@@ -309,7 +308,7 @@ def test_what_the_system_refuses_is_its_own_word(tmp_path: Path):
 
 def test_nobody_else_writes_tensors():
     """Every file of them is written where the system's word is kept."""
-    rooms = (Path(export.__file__).parents[1] / room for room in ("node", "transport", "views", "cli", "around"))
+    rooms = (Path(export.__file__).parents[1] / room for room in ("node", "transport", "views", "cli"))
     found = {path.name for room in rooms for path in room.rglob("*.py") if "save_file" in path.read_text()}
     assert found == {"tensor_file.py"}
 

@@ -216,7 +216,7 @@ async def test_who_has_not_started_is_asked_nothing_before_its_start(node: Node,
     node.generations.resynchronise()
     await until(chosen.is_set)
     node.store.put([canonical(said)])  # a new generation forgets what nobody announced
-    asked = member.Score(theirs, theirs, 0, (1, 2))
+    asked = member.Measure(theirs, theirs, 0, (1, 2))
     node.generations.score(asked)
     node.generations.recheck(1)
     go_on.set()

@@ -12,9 +12,9 @@ from dilocox.protocol.ledger import Lease, Ledger
 from dilocox.protocol.messages import Statement, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.standing import Record
-from tests.helpers import COORDINATOR, digest, identity, manifest
+from tests.helpers import COORDINATOR, SETTLEMENT, digest, identity, manifest
 
-RUN = manifest(rounds={"count": 5})
+RUN = manifest(rounds={"count": 5}, settlement=SETTLEMENT)
 
 
 def name(number: int) -> str:
@@ -103,7 +103,7 @@ def test_a_head_is_read_off_its_commit():
         collect_history=(1, 2, 3),
         vote_history=(4, 5),
         standings={name(1): Record(60, 50, 2, 7), name(4): Record(4), name(9): Record(5, 6)},
-        merits={b"a" * 20: 7, b"b" * 20: 8},
+        checks={"merit": {b"a" * 20: 7, b"b" * 20: 8}},
     )
 
 

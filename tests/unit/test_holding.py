@@ -34,7 +34,7 @@ from dilocox.transport.rpc import ChannelPool, create_server, push_blob
 from tests.helpers import Table, digest, identity, manifest, serve_also
 from tests.peers import PATIENCE_SECONDS, Peer, meeting
 
-RUN = manifest(rounds={"count": 100}, model={"vocabulary_size": 4096, "hidden_size": 256, "intermediate_size": 1024})
+RUN = manifest(rounds={"count": 100}, model={"vocab_size": 4096, "hidden_size": 256, "intermediate_size": 1024})
 BIG = os.urandom(limits.CHUNK_BYTES + 4321)
 
 
@@ -283,7 +283,7 @@ async def test_others_say_whether_we_can_be_dialled(tmp_path: Path):
 
 # A holder that the run names.
 
-HELD_RUN = manifest(run={"holders": [identity(3).peer]}, rounds={"count": 100})
+HELD_RUN = manifest(run={"relays": [identity(3).peer]}, rounds={"count": 100})
 
 
 def thin_line(peer: Peer) -> Relays:
@@ -429,7 +429,7 @@ async def test_a_thin_line_that_others_can_dial_supplies_no_states(tmp_path: Pat
 
 
 async def test_what_breaks_off_does_not_fill_a_holders_disk(tmp_path: Path):
-    run = manifest(run={"holders": [identity(3).peer]}, rounds={"count": 100}, model=RUN.model.model_dump())
+    run = manifest(run={"relays": [identity(3).peer]}, rounds={"count": 100}, model=RUN.model.model_dump())
     table = Table(run).genesis()
     async with meeting(tmp_path, run, *[list(table.commits)] * 4) as (hidden, _, _, one):
         starts = one.exchange.starts(one.chain)

@@ -57,10 +57,14 @@ def test_a_run_file_of_a_folder_says_all_of_it(tmp_path: Path):
     assert done.exit_code == 0, (done.output, done.exception)
     text = (tmp_path / "run.toml").read_text()
     run = Manifest.from_toml(text)
-    assert (run.model.family, run.model.head_dim, run.model.stages, run.model.positions) == ("qwen3", 16, 4, 96)
-    assert run.model.rope_scaling is not None
-    assert run.model.rope_scaling.model_dump(exclude_none=True) == {k: v for k, v in rope.items() if k != "rope_theta"}
-    assert (run.model.rope_theta, run.model.sequence_length) == (5e5, 96), "the preset's 128 are more than it can"
+    assert (
+        run.model.config.model_type,
+        run.model.config.head_dim,
+        run.model.stages,
+        run.model.config.max_position_embeddings,
+    ) == ("qwen3", 16, 4, 96)
+    assert run.model.config.rope_parameters.model_dump(exclude_none=True) == rope
+    assert run.model.sequence_length == 96, "the preset's 128 are more than it can"
     store = BlobStore(weights_library())
     assert all(store.verify(digest) for digest in (run.model.root, *store.stage_digests(run.model.root)))
     assert len(store.stage_digests(run.model.root)) == 4
@@ -73,7 +77,7 @@ def test_what_a_config_calls_its_keys_does_not_become_lines_of_the_run_file(tmp_
     key = "original_max_position_embeddings = 32 }\nseed = 7\n#"
     model = hub(tmp_path / "model", rope_parameters={**LLAMA3, key: 1})
     refused = init(tmp_path, "--data", tokenized(tmp_path / "text", None), "--from", str(model))
-    assert "model.rope_scaling.original_max_position_embeddings = 32 }" in str(refused.exception)
+    assert "model.config.rope_parameters.original_max_position_embeddings = 32 }" in str(refused.exception)
     assert not (tmp_path / "run.toml").exists()
 
 
@@ -123,8 +127,8 @@ def test_a_fifo_in_a_model_s_folder_is_refused(name: str, tmp_path: Path):
     ("vocabulary", "own_tokenizer", "options", "sentence"),
     [
         (320, True, [], "the data's tokens are bytes, and the model's are of"),
-        (200, False, [], "the data's tokenizer has 256 tokens, and model.vocabulary_size is 200"),
-        (320, False, ["--sequence-length", "97"], "sequence_length 97 is above max_positions 96"),
+        (200, False, [], "the data's tokenizer has 256 tokens, and model.config.vocab_size is 200"),
+        (320, False, ["--sequence-length", "97"], "sequence_length 97 is above config.max_position_embeddings 96"),
         (320, False, ["--stages", "6"], "6 stages, but 3 layers"),
         (320, False, ["--from", "nowhere"], "config.json cannot be read"),
     ],

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -84,7 +85,7 @@ def test_a_coordinator_that_founds_it_on_another_state_is_caught():
 @pytest.mark.parametrize("lora", [False, True])
 def test_seed_state_is_the_state_that_every_node_makes(lora: bool):
     adapters = {"rank": 4, "alpha": 8.0, "base": digest("base").hex()}
-    run = manifest(model={"lora": adapters, "layers": 4}, compression={"codec": "int4"}) if lora else manifest()
+    run = manifest(model={"lora": adapters, "num_hidden_layers": 4}, compression={"codec": "int4"}) if lora else manifest()
     stages = [digest_of([initial_state(run, stage).state_bytes()]) for stage in range(run.model.stages)]
     hashed: list[int] = []
     assert seed_state(run.model, hashed.append) == digest_of([canonical(pb.StageStates(digests=stages))])
@@ -258,7 +259,7 @@ def test_a_trainer_begins_with_it_or_not_at_all(tmp_path: Path):
 
 def copy_of_a_model(folder: Path) -> bytes:
     """A run's model as a Hugging Face folder; the root of its state."""
-    run = manifest(model={"family": "llama"})
+    run = manifest(model={"model_type": "llama"})
     store = BlobStore(folder / "elsewhere")
     digests = [store.put([initial_state(run, stage).state_bytes()]) for stage in range(run.model.stages)]
     export_model(run, digests, store, folder / "hub", Vocabulary(byte_tokenizer().encode(), 0), "", lambda stage: None)
@@ -270,7 +271,7 @@ async def test_a_node_with_a_copy_of_the_model_takes_the_state_from_it(tmp_path:
     store, path = BlobStore(tmp_path / "blobs"), tmp_path / "manifest.json"
 
     async def begin(initial: bytes | None, source: str = "hub") -> None:
-        changed = manifest(model={"family": "llama", "initial": initial and initial.hex()})
+        changed = manifest(model={"model_type": "llama", "initial": initial and initial.hex()})
         path.write_bytes(changed.canonical_bytes())
         await import_weights(changed.model, path, tmp_path / source, store, tmp_path)
 
@@ -287,7 +288,7 @@ async def test_a_node_with_a_copy_of_the_model_takes_the_state_from_it(tmp_path:
 
 async def test_who_waits_for_the_model_hears_of_every_stage(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     """The page and `status` at once, the log where it takes its time."""
-    run = manifest(model={"family": "llama", "initial": copy_of_a_model(tmp_path).hex()})
+    run = manifest(model={"model_type": "llama", "initial": copy_of_a_model(tmp_path).hex()})
     path, told, times = tmp_path / "manifest.json", list[str](), iter([0.0, 1.9, 2.0, 2.0])
     path.write_bytes(run.canonical_bytes())
     with caplog.at_level("INFO", logger="dilocox.node.imported"):
@@ -326,9 +327,15 @@ def test_a_coordinator_serves_no_state_that_is_not_the_run_s(
 
 
 def _toml(run: Manifest) -> str:
-    """As a run file."""
+    """Return a manifest as a run file."""
     lines = []
     for name, section in run.model_dump(mode="json", exclude_defaults=True).items():
         lines.append(f"[{name}]")
-        lines += [f"{key} = {str(value).lower() if isinstance(value, bool) else repr(value)}" for key, value in section.items()]
+        lines += [f"{key} = {_value(value)}" for key, value in section.items()]
     return "\n".join(lines)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_value(each)}" for key, each in value.items()) + " }"
+    return str(value).lower() if isinstance(value, bool) else repr(value)

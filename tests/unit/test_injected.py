@@ -33,7 +33,7 @@ SAID = (
     "check run.toml",
     "coordinator run.toml --home c --no-dht",
     f"node --join {LINK} --home n --no-dht",
-    f"hold --join {LINK} --home n --no-dht",
+    f"relay --join {LINK} --home n --no-dht",
     f"archive --join {LINK} --home n --archive store --no-dht",
     f"appoint {identity(0).peer} run.toml --home home/node",
     "pause --home home/node",
@@ -52,8 +52,8 @@ SAID = (
     f"shares --join {LINK} --home n",
     "export out --home home/node",
     "generate --prompt x --home home/node",
-    f"offer --home n --market {MARKET}",
-    f"hire run.toml {identity(1).peer}",
+    f"market offer --home n --market {MARKET}",
+    f"market hire run.toml {identity(1).peer}",
     "zerog disperse --record r --da grpc://127.0.0.1:1 --home home/node",
     "data build x text.txt --to built",
     "data train-tokenizer tokenizer.json text.txt",
@@ -66,10 +66,10 @@ SAID = (
     "testnet start node-1 --folder testnet",
     "testnet down --folder testnet",
     f"attest peer {identity(0).peer} --home home/node",
-    "attest self --simulated --simulated-measurement text.txt",
+    "attest peer self --simulated --simulated-measurement text.txt",
     "attest verify --kind tdx --blob text.txt",
 )
-EXTRA = {"zerog store", "zerog restore", "zerog retrieve", "runs"}
+EXTRA = {"zerog store", "zerog restore", "zerog retrieve", "market runs", "market announce"}
 EXTRA |= {f"settlement {each}" for each in ("account", "claim", "settle", "stake")}
 EXTRA |= {f"settlement contract {each}" for each in ("deploy", "bind", "fund", "veto", "slash", "refund")}
 """Verbs that without an extra read nothing, and say so; and what reads nothing of this machine before it found something."""

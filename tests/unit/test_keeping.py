@@ -95,10 +95,10 @@ async def test_states_stay_until_the_round_is_closed_and_then_those_that_were_dr
     kept.marks(6, marks, document)
     await kept.retain()
     assert len(store.digests()) == len(STEPS) * STAGES + 1
-    starts.head = replace(starts.head, round=7, audits=(Audit(6, "me", 1, {"a": 1}), Audit(6, "you", 0, {"a": 1})))
+    starts.head = replace(starts.head, round=7, checks={"audits": (Audit(6, "me", 1, {"a": 1}), Audit(6, "you", 0, {"a": 1}))})
     await kept.retain()
     assert store.digests() == {document, *marks.marks[1].states, *marks.marks[2].states}
-    starts.head = replace(starts.head, round=9, audits=())
+    starts.head = replace(starts.head, round=9, checks={"audits": ()})
     await kept.retain()
     assert not store.digests()
 
@@ -137,7 +137,7 @@ async def test_a_phase_may_begin_with_the_state_in_which_the_one_before_it_ended
     following = pb.Marks(marks=[begins, ends])
     its_own = store.put([canonical(following)])
     kept.marks(7, following, its_own)
-    starts.head = replace(starts.head, round=8, audits=(Audit(7, "me", 0, {"a": 1}),))
+    starts.head = replace(starts.head, round=8, checks={"audits": (Audit(7, "me", 0, {"a": 1}),)})
     await kept.retain()
     assert store.digests() == {its_own, *begins.states, *ends.states}
 
@@ -154,7 +154,7 @@ async def test_a_phase_that_was_told_after_the_last_look_goes_when_nothing_needs
 async def test_a_restart_finds_what_auditors_ask_for_from_its_boundaries(tmp_path: Path):
     """Two workers, a stage each: what they commit to is one document."""
     store, starts = BlobStore(tmp_path), Starts()
-    starts.head = replace(starts.head, round=7, audits=(Audit(6, "me", 0, {"a": 1}),))
+    starts.head = replace(starts.head, round=7, checks={"audits": (Audit(6, "me", 0, {"a": 1}),)})
     marks, document = phase(store)
     assert merged([([1], of_stage(marks, 1)), ([0], of_stage(marks, 0))]) == marks
     hellos = [

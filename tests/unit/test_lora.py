@@ -54,9 +54,9 @@ def hub_at(folder: Path, family: str = "llama", dtype: torch.dtype = torch.float
 
 def adapted(hub: Path, store: BlobStore, stages: int = 2, lora: dict[str, Any] | None = None, **sections: Any) -> Manifest:
     """A run on adapters of the model there, whose frozen weights are put into the store."""
-    fields, tied = read_model(hub)
+    config, tied = read_model(hub)
     said = {"rank": RANK, "alpha": ALPHA, "base": "00" * 32, **(lora or {})}
-    fields = {**fields, "sequence_length": 16, "stages": stages, "lora": said}
+    fields = {"config": config, "sequence_length": 16, "stages": stages, "lora": said}
     root = Weights(hub, Model.model_validate(fields), tied).put_into(store)
     base = manifest(compression={"codec": "int4"}, **sections).model_dump(mode="json")
     return Manifest.model_validate({**base, "model": {**fields, "lora": {**said, "base": root.hex()}}})
@@ -186,9 +186,9 @@ def test_what_is_exchanged_and_agreed_on_are_the_adapters(tmp_path: Path, store:
 def test_every_stage_has_adapters_and_all_weights_a_stage(layers: int, stages: int):
     lora = {"rank": 2, "alpha": 2.0, "base": "00" * 32}
     run = manifest(
-        model={"layers": layers, "stages": stages, "lora": lora, "vocabulary_size": 4096}, compression={"codec": "int4"}
+        model={"num_hidden_layers": layers, "stages": stages, "lora": lora, "vocab_size": 4096}, compression={"codec": "int4"}
     )
-    plain = manifest(model={"layers": layers, "stages": 1, "vocabulary_size": 4096}).model
+    plain = manifest(model={"num_hidden_layers": layers, "stages": 1, "vocab_size": 4096}).model
     assert all(stage_tensors(run.model, stage) for stage in range(stages))
     split = [spec for stage in range(stages) for spec in stage_weights(run.model, stage)]
     assert split == list(stage_weights(plain, 0))

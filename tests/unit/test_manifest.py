@@ -10,7 +10,6 @@ from pydantic import BaseModel, ValidationError
 
 from bench.study.design import ARMS, CODECS, INNERS, OVERLAPS, Cell
 from bench.study.report import DENSE, DENSE_LONG, SPARSE, default
-from dilocox.cli.hire import with_allowed
 from dilocox.cli.init import preset_names, render_preset
 from dilocox.node.plan import DELAY_COST
 from dilocox.protocol.errors import ConfigError, RemoteError
@@ -59,7 +58,7 @@ def test_no_field_of_a_manifest_names_a_file(path: tuple[str, ...]):
 LORA = {"rank": 2, "alpha": 4.0, "base": "00" * 32}
 
 
-@pytest.mark.parametrize("model", [{}, {"lora": LORA, "layers": 5}], ids=["whole", "adapters"])
+@pytest.mark.parametrize("model", [{}, {"lora": LORA, "num_hidden_layers": 5}], ids=["whole", "adapters"])
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_what_all_stages_have_is_told_without_a_look_at_where_they_end(model: dict, optimizer: str):
     """That takes seconds for a model of the most layers, and strangers send manifests: to the market thousands."""
@@ -152,9 +151,9 @@ def test_unknown_keys_fail_with_the_nearest_name():
 
 
 def test_unknown_keys_of_a_table_that_may_lack_fail_with_the_nearest_name():
-    scaling = 'rope_scaling = { rope_type = "linear", facter = 2.0 }'
-    text = render_preset("tiny", "a-run", "00" * 32).replace("[model]", f"[model]\n{scaling}", 1)
-    with pytest.raises(ConfigError, match=r"model\.rope_scaling\.facter: no such key; did you mean factor"):
+    rope = 'rope_parameters = { rope_type = "linear", facter = 2.0 }\n'
+    text = render_preset("tiny", "a-run", "00" * 32).replace("hidden_size", f"{rope}hidden_size", 1)
+    with pytest.raises(ConfigError, match=r"model\.config\.rope_parameters\.facter: no such key; did you mean factor"):
         Manifest.from_toml(text)
 
 
@@ -231,7 +230,7 @@ def test_who_may_read_before_it_is_on_the_roster():
         ("allow-list", False, False, False),
     ):
         admission = {"policy": policy, "allow": [listed]} | ({} if public is None else {"public_read": public})
-        run = manifest(admission=admission, run={"holders": [holder]}, rounds={"min_clusters": 1, "start_clusters": 1})
+        run = manifest(admission=admission, run={"relays": [holder]}, rounds={"min_clusters": 1, "start_clusters": 1})
         assert (run.may_read(stranger), run.may_read("")) == (strangers, nameless), (policy, public)
         assert all(map(run.may_read, (listed, holder, run.coordinator, run.owner)))
 
@@ -272,10 +271,10 @@ def test_bounds_that_bound_nothing_or_all_are_refused(section: str, key: str, va
 
 def test_a_run_file_that_no_peer_would_take_is_refused_where_it_is_read():
     names = [identity(number).peer for number in range(1500)]
-    text = with_allowed(render_preset("tiny", "t", "00" * 32), names[:800])
-    assert Manifest.from_toml(text).admission.allow == tuple(names[:800])
+    text = render_preset("tiny", "t", "00" * 32) + '\n[admission]\npolicy = "allow-list"\nallow = '
+    assert Manifest.from_toml(text + json.dumps(names[:800])).admission.allow == tuple(names[:800])
     with pytest.raises(RunFileError, match="no peer takes more"):
-        Manifest.from_toml(with_allowed(text, names))
+        Manifest.from_toml(text + json.dumps(names))
 
 
 def test_a_canonical_manifest_holds_no_null_and_all_that_admission_decides():

@@ -7,6 +7,8 @@ import pytest
 
 from dilocox.protocol import bias, chain, events, limits, member, rules, scoring
 from dilocox.protocol.bias import Bias
+from dilocox.protocol.checks.bias import memory_of
+from dilocox.protocol.checks.scores import Scored
 from dilocox.protocol.head import HostRange, resting_on
 from dilocox.protocol.messages import Statement, seal
 from dilocox.protocol.pb import messages_pb2 as pb
@@ -117,17 +119,17 @@ def test_who_voted_and_starts_again_says_the_same(same: bool):
 
 def test_what_is_well_made_is_scored_once_the_ballot_is_here_and_voted_on_then():
     node = Node(voters=8, vote_seconds=100).vote()
-    assert not [effect for effect in node.effects if isinstance(effect, member.Score)], "nothing is judged yet"
-    (asked,) = [e for e in node.feed(member.Judged(node.digests[0], ACCEPTED)) if isinstance(e, member.Score)]
+    assert not [effect for effect in node.effects if isinstance(effect, member.Measure)], "nothing is judged yet"
+    (asked,) = [e for e in node.feed(member.Judged(node.digests[0], ACCEPTED)) if isinstance(e, member.Measure)]
     assert asked.contribution.digest == node.digests[0]
     assert asked.own.peer == identity(0).peer
     lease = node.table.head.ledger.leases[identity(0).peer]
     assert len(asked.positions) == SAMPLES
     assert all(any(start <= position < end for start, end in lease.spans) for position in asked.positions)
     effects = node.feed(member.Judged(node.digests[1], (pb.REASON_NON_FINITE, 1)))
-    assert not [e for e in effects if isinstance(e, member.Score)], "what is refused anyway is not scored, nor anything twice"
+    assert not [e for e in effects if isinstance(e, member.Measure)], "what is refused anyway is not scored, nor anything twice"
     assert node.said(pb.KIND_RECEIPT) is None, "one is not scored yet"
-    node.feed(member.Scored(node.digests[0], Score(2.0, 2.5, -0.25)))
+    node.feed(Scored(node.digests[0], Score(2.0, 2.5, -0.25)))
     receipt = node.said(pb.KIND_RECEIPT)
     assert receipt is not None
     listed = list(node.state.ballot.body.contributions)  # type: ignore[union-attr]
@@ -147,7 +149,7 @@ def test_the_ballots_order_is_nobodys_order_of_scoring():
     for statement in others:
         node.feed(member.Judged(statement.digest, ACCEPTED))
     ballot = node.table.ballots[-1]
-    asked = [e.contribution.peer for e in node.feed(member.Seen(ballot)) if isinstance(e, member.Score)]
+    asked = [e.contribution.peer for e in node.feed(member.Seen(ballot)) if isinstance(e, member.Measure)]
     assert asked == sorted((s.peer for s in others), key=lambda peer: scoring.turn(ballot, identity(0).peer, peer))
     assert asked != [s.peer for s in sorted(others, key=lambda s: s.digest)]
 
@@ -156,7 +158,7 @@ def test_what_helps_is_accepted_and_its_score_stands_in_the_receipt():
     node = Node(voters=8, vote_seconds=100).vote()
     for digest_, gain in zip(node.digests, (0.25, 0.125), strict=True):
         node.feed(member.Judged(digest_, ACCEPTED))
-        node.feed(member.Scored(digest_, Score(2.0, 2.0 - gain, 0.1)))
+        node.feed(Scored(digest_, Score(2.0, 2.0 - gain, 0.1)))
     receipt = node.said(pb.KIND_RECEIPT)
     assert receipt is not None
     listed = list(node.state.ballot.body.contributions)  # type: ignore[union-attr]
@@ -172,10 +174,10 @@ def test_who_pulls_steadily_is_refused_and_what_a_round_showed_is_remembered():
     peers = [identity(number).peer for number in range(3)]
     weak, strong = (Bias(length * axes[0], bias.LEAST_ROUNDS - 1) for length in (1.0, 9.0))
     known = bias.Memory({peers[0]: weak, peers[1]: weak, peers[2]: strong}, cut=dict.fromkeys(peers, 0.0))
-    node.state = replace(node.state, memory=known)
+    node.state = replace(node.state, checks={**node.state.checks, "bias": known})
     for number, digest_ in enumerate(node.digests, 1):
         node.feed(member.Judged(digest_, ACCEPTED))
-        node.feed(member.Scored(digest_, Score(2.0, 1.0, 0.5, tuple(axes[number]), tuple(axes[0]))))
+        node.feed(Scored(digest_, Score(2.0, 1.0, 0.5, tuple(axes[number]), tuple(axes[0]))))
     receipt = node.said(pb.KIND_RECEIPT)
     assert receipt is not None
     listed = list(node.state.ballot.body.contributions)  # type: ignore[union-attr]
@@ -183,7 +185,7 @@ def test_who_pulls_steadily_is_refused_and_what_a_round_showed_is_remembered():
     for statement in [receipt, node.table.receipt(1), node.table.receipt(2)]:
         node.table.submit(statement)
     node.feed(member.Committed(node.table.commits[-1], node.table.head))
-    memory = node.state.memory
+    memory = memory_of(node.state)
     assert {peer: each.rounds for peer, each in memory.authors.items()} == dict.fromkeys(peers, bias.LEAST_ROUNDS)
     assert set(memory.last) == set(peers)
     assert memory.cut.keys() == {item.cluster for item in chain.taken(node.table.commits[-1].body)}
@@ -204,8 +206,8 @@ def test_what_was_not_scored_in_time_is_not_held_against_it():
 
 def test_workers_that_start_again_are_asked_again():
     node = Node(voters=8, vote_seconds=100).vote()
-    first = [e for e in node.feed(member.Judged(node.digests[0], ACCEPTED)) if isinstance(e, member.Score)]
-    again = [e for e in node.feed(member.StateReady(1, node.table.state_root(), None)) if isinstance(e, member.Score)]
+    first = [e for e in node.feed(member.Judged(node.digests[0], ACCEPTED)) if isinstance(e, member.Measure)]
+    again = [e for e in node.feed(member.StateReady(1, node.table.state_root(), None)) if isinstance(e, member.Measure)]
     assert first
     assert again == first
 
@@ -213,7 +215,7 @@ def test_workers_that_start_again_are_asked_again():
 def test_no_run_scores_that_does_not_ask_for_it():
     node = Node(vote_seconds=100).vote()
     effects = node.feed(member.Judged(node.digests[0], ACCEPTED))
-    assert not [e for e in effects if isinstance(e, member.Score)]
+    assert not [e for e in effects if isinstance(e, member.Measure)]
 
 
 def test_a_lead_whose_box_is_away_does_not_vote_against_what_that_could_not_look_at():

@@ -11,9 +11,20 @@ from dilocox.node.training.model import Chain, build_chain, initial_values
 from dilocox.protocol.manifest import Manifest
 from tests.helpers import manifest
 
-SHAPE = {"stages": 3, "layers": 2, "hidden_size": 96, "intermediate_size": 160, "heads": 6, "sequence_length": 64}
+SHAPE = {
+    "stages": 3,
+    "num_hidden_layers": 2,
+    "hidden_size": 96,
+    "intermediate_size": 160,
+    "num_attention_heads": 6,
+    "sequence_length": 64,
+}
 
-OTHERS = [{"family": "qwen3", "head_dim": 24}, {"family": "qwen3", "kv_heads": 6}, {"family": "mistral", "head_dim": 32}]
+OTHERS = [
+    {"model_type": "qwen3", "head_dim": 24},
+    {"model_type": "qwen3", "num_key_value_heads": 6},
+    {"model_type": "mistral", "head_dim": 32},
+]
 
 
 def filled(run: Manifest, stage: int) -> Chain:
@@ -30,7 +41,7 @@ def kept(run: Manifest, stage: int, half: bool) -> int:
     chain, model = filled(run, stage), run.model
     batch = run.training.batch_size // run.training.microbatches
     tokens = torch.zeros(batch, model.sequence_length, dtype=torch.int64)
-    hidden = torch.randn(batch, model.sequence_length, model.hidden_size, requires_grad=True) if stage else tokens
+    hidden = torch.randn(batch, model.sequence_length, model.config.hidden_size, requires_grad=True) if stage else tokens
     weights = {tensor.untyped_storage().data_ptr() for part in chain for tensor in part.tensors()}
     shapes = {tensor.shape for part in chain for tensor in part.tensors()}
     shapes |= {shape[::-1] for shape in shapes}
@@ -52,10 +63,12 @@ def kept(run: Manifest, stage: int, half: bool) -> int:
 
 
 @pytest.mark.parametrize("half", [False, True])
-@pytest.mark.parametrize("changes", [{}, {"family": "llama"}, {"kv_heads": 6}, {"layers": 4}, *OTHERS])
+@pytest.mark.parametrize(
+    "changes", [{}, {"model_type": "llama"}, {"num_key_value_heads": 6}, {"num_hidden_layers": 4}, *OTHERS]
+)
 @pytest.mark.parametrize("recompute", [False, True])
 def test_planned_activations_are_what_autograd_keeps(changes: dict[str, Any], half: bool, recompute: bool):
-    model = {**SHAPE, "kv_heads": 2, **changes}
+    model = {**SHAPE, "num_key_value_heads": 2, **changes}
     run = manifest(model=model, training={"checkpoint_activations": recompute, "batch_size": 16, "microbatches": 2})
     for stage in range(run.model.stages):
         assert memory.held_bytes(run, stage, half) == pytest.approx(kept(run, stage, half), rel=0.1)
@@ -73,13 +86,16 @@ def test_in_flight_are_as_many_as_published():
 
 
 def test_a_device_is_what_its_parts_are():
-    run = manifest(model={**SHAPE, "kv_heads": 2, "stages": 4}, training={"batch_size": 8, "microbatches": 8})
+    run = manifest(model={**SHAPE, "num_key_value_heads": 2, "stages": 4}, training={"batch_size": 8, "microbatches": 8})
     first = memory.fullest_device(run, 1, 8, half=False)
     held = sum(memory.held_bytes(run, stage, False) for stage in range(4)) + memory.output_bytes(run, 3, False)
     assert first.activations == held, "one microbatch at a time, and nothing comes from elsewhere"
     assert first.total == memory.stage_bytes(run, range(4), half=False).total + held
     assert memory.fullest_device(run, 1, 8, half=True).weights > first.weights
-    deep = manifest(model={**SHAPE, "kv_heads": 2, "layers": 14, "stages": 4}, training={"batch_size": 8, "microbatches": 8})
+    deep = manifest(
+        model={**SHAPE, "num_key_value_heads": 2, "num_hidden_layers": 14, "stages": 4},
+        training={"batch_size": 8, "microbatches": 8},
+    )
     saving = deep.model_copy(update={"training": deep.training.model_copy(update={"checkpoint_activations": True})})
     assert memory.fullest_device(saving, 2, 8, False).activations < memory.fullest_device(deep, 2, 8, False).activations / 2
 

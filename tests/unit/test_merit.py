@@ -3,6 +3,7 @@
 import pytest
 
 from dilocox.protocol import chain, limits, merit, tree
+from dilocox.protocol.checks.merit import merits_of
 from dilocox.protocol.errors import ConfigError, RemoteError
 from dilocox.protocol.head import initial_head
 from dilocox.protocol.ids import peer_id
@@ -37,7 +38,7 @@ def test_commits_carry_what_accounts_earned_and_a_verifier_comes_to_the_same():
     table = settling().train(3)
     table.contribute([0, 1]).absent(2)
     table.vote([0, 1])
-    merits = table.verify().merits
+    merits = merits_of(table.verify())
     assert merits == from_scratch(table)
     assert merits[ACCOUNTS[0]] == 4 * merits[ACCOUNTS[2]] // 3 > 0
     assert table.commits[-1].body.merit_root == merit.root(merits)
@@ -45,18 +46,18 @@ def test_commits_carry_what_accounts_earned_and_a_verifier_comes_to_the_same():
 
 def test_who_names_no_account_earns_nothing_and_two_may_name_one():
     table = settling([ACCOUNTS[0], ACCOUNTS[0], b""]).train(1)
-    assert list(table.head.merits) == [ACCOUNTS[0]]
-    assert table.head.merits[ACCOUNTS[0]] == sum(item.weight for item in table.commits[-1].body.counted) * 2 // 3
+    assert list(merits_of(table.head)) == [ACCOUNTS[0]]
+    assert merits_of(table.head)[ACCOUNTS[0]] == sum(item.weight for item in table.commits[-1].body.counted) * 2 // 3
 
 
 def test_a_cluster_may_name_another_account_and_what_it_earned_stays():
     table = settling().train(1)
-    earned, new = dict(table.head.merits), b"\x09" * 20
+    earned, new = dict(merits_of(table.head)), b"\x09" * 20
     table.contribute()
     assert table.submit(table.claim(0, account=new)).outcome is Outcome.ACCEPT
     table.vote().train(1)
-    assert table.head.merits[new] == earned[ACCOUNTS[0]]
-    assert table.verify().merits[ACCOUNTS[0]] == 2 * earned[ACCOUNTS[0]]
+    assert merits_of(table.head)[new] == earned[ACCOUNTS[0]]
+    assert merits_of(table.verify())[ACCOUNTS[0]] == 2 * earned[ACCOUNTS[0]]
 
 
 @pytest.mark.parametrize(
@@ -82,9 +83,9 @@ def test_a_commit_that_says_another_merit_is_refused(lie):
 def test_a_run_that_settles_nothing_takes_no_account_and_its_commits_carry_no_merit():
     table = Table(manifest())
     judged = table.submit(table.claim(0, account=ACCOUNTS[0]))
-    assert (judged.outcome, judged.detail) == (Outcome.REJECT, "it names an account, and the run settles nothing")
+    assert (judged.outcome, judged.reason) == (Outcome.REJECT, pb.REASON_MALFORMED)
     table.genesis().train(1)
-    assert not table.head.merits
+    assert not merits_of(table.head)
     assert not table.commits[-1].body.merit_root
 
 

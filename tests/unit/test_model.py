@@ -15,7 +15,7 @@ from tests.helpers import manifest
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tensors_are_those_of_transformers(family: str):
-    model = manifest(model={"family": family, "stages": 3}).model
+    model = manifest(model={"model_type": family, "stages": 3}).model
     with torch.device("meta"):
         theirs = AutoModelForCausalLM.from_config(hugging_face_config(model))
     expected = {name: tuple(p.shape) for name, p in theirs.named_parameters()}
@@ -29,7 +29,7 @@ def test_tensors_are_those_of_transformers(family: str):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_chained_stages_compute_what_transformers_computes(family: str):
-    model = manifest(model={"family": family, "stages": 3}).model
+    model = manifest(model={"model_type": family, "stages": 3}).model
     chain = build_chain(model, [0, 1, 2], torch.device("cpu"))
     theirs = AutoModelForCausalLM.from_config(hugging_face_config(model))
     weights = {}

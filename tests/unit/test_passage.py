@@ -47,13 +47,13 @@ def two_rounds(run: Manifest, where: Passage) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("compression", CODECS, ids=str)
 def test_two_rounds_have_the_same_bits_through_slots(compression: dict[str, object], through: Through):
-    run = manifest(model={"vocabulary_size": 64}, compression=compression, outer={"momentum": 0.9})
+    run = manifest(model={"vocab_size": 64}, compression=compression, outer={"momentum": 0.9})
     for one, other in zip(two_rounds(run, HOST), two_rounds(run, through), strict=True):
         assert torch.equal(one, other)
 
 
 def test_centered_clip_has_the_same_bits_through_slots(through: Through):
-    run = manifest(model={"vocabulary_size": 64}, outer={"aggregate": "centered-clip"})
+    run = manifest(model={"vocab_size": 64}, outer={"aggregate": "centered-clip"})
     for one, other in zip(two_rounds(run, HOST), two_rounds(run, through), strict=True):
         assert torch.equal(one, other)
 

@@ -59,7 +59,7 @@ def test_operations_are_six_for_each_weight_and_eight_where_activations_are_comp
         for spec in stage_tensors(run.model, stage)
         if len(spec.shape) == 2 and "embed" not in spec.name
     )
-    attention = 6 * run.model.layers * 32 * run.model.hidden_size
+    attention = 6 * run.model.config.num_hidden_layers * 32 * run.model.config.hidden_size
     assert plan.flops_per_token(run) == 6 * weights + attention
     again = manifest(model={"sequence_length": 32}, training={"checkpoint_activations": True})
     assert plan.flops_per_token(again) == pytest.approx(4 / 3 * plan.flops_per_token(run))
@@ -96,7 +96,7 @@ def test_estimated_bytes_are_those_of_real_payloads():
 
 def test_codec_and_disk_are_those_of_the_fullest_worker_and_box():
     """Three stages on two boxes of one device: one computes and writes two of them."""
-    run = manifest(model={"layers": 4, "stages": 3})
+    run = manifest(model={"num_hidden_layers": 4, "stages": 3})
     cluster = plan.inside(run, [1, 1])
     both = cluster.tiling.stages(0, 3)
     assert len(both) == 2
@@ -451,7 +451,9 @@ def test_activations_between_boxes_are_what_a_slow_line_is_full_of():
 
 def test_a_looped_pipeline_waits_less_and_passes_on_more():
     stretched, looped = (
-        plan.inside(manifest(model={"layers": 6, "stages": 8}, training={"microbatches": 4, "schedule": schedule}), [1, 1])
+        plan.inside(
+            manifest(model={"num_hidden_layers": 6, "stages": 8}, training={"microbatches": 4, "schedule": schedule}), [1, 1]
+        )
         for schedule in ("1f1b", "interleaved")
     )
     assert (stretched.turns, looped.turns) == (1, 4)

@@ -94,6 +94,6 @@ def test_plugin_that_cannot_be_loaded_is_a_sentence(
 
 
 def test_core_imports_no_plugin():
-    for room in ("protocol", "transport", "coordinator", "node", "views", "around", "cli"):
+    for room in ("protocol", "transport", "coordinator", "node", "views", "cli"):
         for path in (ROOT / room).rglob("*.py"):
             assert not re.search(r"^\s*(from|import) dilocox_", path.read_text(), re.MULTILINE), path

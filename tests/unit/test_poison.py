@@ -48,7 +48,7 @@ NONE = {**OLD, "clip_ratio": 1024.0}
 
 def run_with(**sections: dict[str, Any]) -> Manifest:
     rounds = {"count": ROUNDS, "start_clusters": 4, "max_inner_steps": 32, **sections.pop("rounds", {})}
-    model = {"vocabulary_size": 64, "layers": 2}
+    model = {"vocab_size": 64, "num_hidden_layers": 2}
     return manifest(model=model, compression={"codec": "int4"}, rounds=rounds, **sections)
 
 

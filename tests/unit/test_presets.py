@@ -37,7 +37,7 @@ def test_each_stage_of_a_preset_computes_in_the_memory_that_is_said(name: str):
         held = sum(parameter.numel() for parameter in stage.tensors())
         assert stage_bytes(run, [number], half=False).weights == 4 * held
         elements += held
-    assert hidden.shape == (2, model.sequence_length, model.vocabulary_size)
+    assert hidden.shape == (2, model.sequence_length, model.config.vocab_size)
     assert elements == parameter_count(model)
 
 
@@ -54,9 +54,9 @@ def test_a_small_preset_takes_steps_as_it_is_shipped(name: str, process_group: N
     )
     trainer = Trainer(run)
     trainer.load_initial()
-    tokens = torch.randint(0, run.model.vocabulary_size, (2, 33), generator=torch.Generator().manual_seed(1))
+    tokens = torch.randint(0, run.model.config.vocab_size, (2, 33), generator=torch.Generator().manual_seed(1))
     losses = [trainer.step(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()).loss for _ in range(4)]
-    assert losses[0] == pytest.approx(math.log(run.model.vocabulary_size), rel=0.1)
+    assert losses[0] == pytest.approx(math.log(run.model.config.vocab_size), rel=0.1)
     assert losses[-1] < losses[0]
 
 

@@ -54,7 +54,7 @@ async def test_a_process_that_is_not_there_cannot_be_started(tmp_path: Path):
 async def test_who_is_told_to_end_leaves_nothing_that_takes_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     family = Family(tmp_path)
     monkeypatch.setattr("dilocox.node.imported.sys.executable", str(family.program))
-    run = manifest(model={"family": "llama", "initial": digest("weights").hex()})
+    run = manifest(model={"model_type": "llama", "initial": digest("weights").hex()})
     store = BlobStore(tmp_path / "blobs")
     taking = asyncio.create_task(import_weights(run.model, tmp_path / "manifest.json", tmp_path, store, tmp_path))
     await until(family.began)

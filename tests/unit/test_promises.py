@@ -38,7 +38,7 @@ from tests.exchanges import exchange_of
 from tests.helpers import COORDINATOR, Table, digest, identity, manifest
 
 OWNER = identity(99)
-RUN = manifest(run={"name": "test", "owner": OWNER.key.hex()}, model={"vocabulary_size": 64}, compression={"codec": "int4"})
+RUN = manifest(run={"name": "test", "owner": OWNER.key.hex()}, model={"vocab_size": 64}, compression={"codec": "int4"})
 
 
 def test_a_manifest_is_its_owner_s():

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from dilocox.protocol import chain, member, sampling, standing
-from dilocox.protocol.facts import Sampled
+from dilocox.protocol.checks.availability import Sampled, lacking_of
 from dilocox.protocol.head import Head
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import seal
@@ -97,7 +97,7 @@ def test_who_is_found_without_its_shares_loses_more_standing_than_it_earns_betwe
     records = {name(number): Record(20, counted=20) for number in range(4)}
 
     def after(counted: set[str], lacking: set[str], excluded: dict[str, pb.Reason] | None = None) -> dict[str, Record]:
-        return standing.after(run, records, counted, excluded or {}, set(), set(), lacking, set(records), genesis=False)
+        return standing.after(run, records, counted, excluded or {}, {"lacking": lacking}, lacking, set(records), genesis=False)
 
     found = after(set(records), {name(1)})
     assert found[name(0)] == Record(21, counted=21)
@@ -108,11 +108,9 @@ def test_who_is_found_without_its_shares_loses_more_standing_than_it_earns_betwe
     for earned in range(newcomer.earned, ROUNDS + 1):
         once = {name(0): Record(earned)}
         for round in range(sampling.PART):  # found in one of so many rounds, and counted in all
-            once = standing.after(
-                run, once, {name(0)}, {}, set(), set(), {name(0)} if not round else (), {name(0)}, genesis=False
-            )
+            once = standing.after(run, once, {name(0)}, {}, {}, {name(0)} if not round else (), {name(0)}, genesis=False)
         assert once[name(0)].earned <= max(earned, newcomer.earned + sampling.PART), "it does not earn more than it loses"
-    low = standing.after(run, {name(0): newcomer}, {name(0)}, {}, set(), set(), {name(0)}, {name(0)}, genesis=False)
+    low = standing.after(run, {name(0): newcomer}, {name(0)}, {}, {}, {name(0)}, {name(0)}, genesis=False)
     assert low[name(0)].earned == newcomer.earned
 
 
@@ -157,7 +155,7 @@ def test_a_node_tells_what_it_found_last():
     state = member.start(run, name(0), head)
     for shown, without in ((False, {"x"}), (True, set()), (False, {"x"})):
         state, _ = member.step(state, Sampled("x", shown), 0.0)
-        assert state.without == without
+        assert lacking_of(state) == without
 
 
 def test_committed_findings_of_the_closed_round_are_not_reported_in_the_next():
@@ -166,4 +164,4 @@ def test_committed_findings_of_the_closed_round_are_not_reported_in_the_next():
     state, _ = member.step(state, Sampled(name(1), shown=False), 0.0)
     table.train(1, range(12))
     state, _ = member.step(state, member.Committed(table.commits[-1], table.head), 0.0)
-    assert not state.without
+    assert not lacking_of(state)

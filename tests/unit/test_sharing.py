@@ -22,8 +22,8 @@ from dilocox.node.sharing import Sharing, named_by
 from dilocox.node.starts import Starts
 from dilocox.protocol import limits, member, sampling, shares
 from dilocox.protocol.chain import taken
+from dilocox.protocol.checks.availability import Sampled
 from dilocox.protocol.errors import ConfigError, RemoteError
-from dilocox.protocol.facts import Sampled
 from dilocox.protocol.manifest import Availability
 from dilocox.protocol.member_state import MemberState
 from dilocox.protocol.pb import messages_pb2 as pb

@@ -43,8 +43,8 @@ def after(
     lacking: Iterable[str] = (),
 ) -> dict[str, Record]:
     """By a commit that counts these of those who have these records."""
-    roster = set(records if seated is None else seated)
-    return standing.after(RUN, records, set(counted), excluded or {}, set(), set(), set(lacking), roster, genesis=False)
+    roster, found = set(records if seated is None else seated), {"lacking": set(lacking)}
+    return standing.after(RUN, records, set(counted), excluded or {}, found, set(lacking), roster, genesis=False)
 
 
 @pytest.mark.parametrize(("policy", "rounds"), [("open", 64), ("allow-list", 0)])
@@ -226,7 +226,7 @@ def test_what_many_identities_pay():
         strangers += [
             f"stranger-{rounds}-{seat}" for seat in range(max(run.rounds.min_clusters, whole // chain.NEWCOMER_SHARE))
         ]
-        records = standing.after(run, records, records.keys(), {}, set(), set(), set(), {*founders, *strangers}, genesis=False)
+        records = standing.after(run, records, records.keys(), {}, {}, set(), {*founders, *strangers}, genesis=False)
         rounds += 1
     assert rounds == 20
 

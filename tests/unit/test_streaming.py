@@ -8,6 +8,7 @@ import torch
 
 from bench.arms import ARMS
 from bench.lab import Lab
+from bench.sections import model_section
 from bench.streaming import Streaming, fragment_of, turns
 from dilocox.node.clock import Line, Method, Site, Step, exchange_seconds
 from dilocox.protocol.manifest import Manifest
@@ -18,7 +19,8 @@ H = 4
 
 def run_of(total_steps: int = 3 * H, **settings: dict[str, Any]) -> Manifest:
     merged = ARMS[0].manifest({}, total_steps, 0).model_dump()
-    merged["model"] |= {"hidden_size": 32, "intermediate_size": 48, "heads": 2, "kv_heads": 2}
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_key_value_heads": 2}
+    merged["model"] = model_section(shape, merged["model"])
     merged["rounds"] |= {"overlap": "none", "inner_steps": H, "max_inner_steps": H, "count": total_steps // H}
     merged["training"] |= {"warmup_steps": 1}
     merged["compression"] = {"codec": "fp32"}

@@ -149,8 +149,8 @@ async def test_a_shard_that_is_not_what_the_corpus_says_is_refused(tmp_path: Pat
 
 async def test_data_that_do_not_fit_the_model_are_refused_before_a_shard_is_fetched(tmp_path: Path):
     text = corpus_of(tmp_path / "served", words(200, 20))
-    place = Place(tmp_path / "here", manifest(data=text.settings, model={"vocabulary_size": 255}), text.folder)
-    with pytest.raises(ConfigError, match=r"256 tokens, and model\.vocabulary_size is 255"):
+    place = Place(tmp_path / "here", manifest(data=text.settings, model={"vocab_size": 255}), text.folder)
+    with pytest.raises(ConfigError, match=r"256 tokens, and model\.config\.vocab_size is 255"):
         await place.have()
     assert len(place.peers.asked) == 1
 

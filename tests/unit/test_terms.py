@@ -360,15 +360,16 @@ RUN_FILE = """
 name = "test"
 owner = "{owner}"
 [model]
-family = "qwen2"
-vocabulary_size = 256
-hidden_size = 32
-intermediate_size = 64
-layers = 3
-heads = 2
-kv_heads = 1
 sequence_length = 16
 stages = 2
+[model.config]
+model_type = "qwen2"
+vocab_size = 256
+hidden_size = 32
+intermediate_size = 64
+num_hidden_layers = 3
+num_attention_heads = 2
+num_key_value_heads = 1
 [data]
 name = "none"
 digest = "0000000000000000000000000000000000000000000000000000000000000000"

@@ -479,7 +479,7 @@ async def test_the_dht_process_ends_when_libp2p_dies_while_joining(tmp_path: Pat
     settings = {"run_id": "00" * 32, "identity": str(key), "listen": "/ip4/127.0.0.1/tcp/0", "bootstrap": [], "keeps": True}
     with pytest.raises(RuntimeError, match="libp2p's process ended"):
         async with asyncio.timeout(helpers.PATIENCE_SECONDS):
-            await dht_child.run(settings)
+            await dht_child.run(settings, dht_child.PeerRecords)
 
 
 async def test_a_dht_process_that_says_too_much_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -71,12 +71,12 @@ WRONG = [
     "resume --home NOWHERE",
     "leave --home NOWHERE",
     "leave --home FILE",
-    "hold --join nonsense --download fast",
-    "offer --upload 99999999999999999gbit",
-    "offer --price 99999999999999999999",
-    "offer --devices 999999999999",
-    "hold --join nonsense",
-    "hold --join @FOLDER",
+    "relay --join nonsense --download fast",
+    "market offer --upload 99999999999999999gbit",
+    "market offer --price 99999999999999999999",
+    "market offer --devices 999999999999",
+    "relay --join nonsense",
+    "relay --join @FOLDER",
     "init .",
     "init /",
     "init ..",
@@ -92,7 +92,7 @@ WRONG = [
     "check @NOWHERE",
     "check dilocox://nonsense",
     "check run.toml --as nobody",
-    "check run.toml --as hold --devices 2",
+    "check run.toml --as relay --devices 2",
     "check run.toml --devices 1025",
     "node --join nonsense --devices 1025",
     "plan --devices 1025",
@@ -208,7 +208,7 @@ def test_where_nothing_can_be_written_is_said_before_the_work(
 
 @pytest.mark.parametrize("name", ["a\tb", "caf\udce9", "x" * 257])
 @pytest.mark.parametrize(
-    "words", ["coordinator NOWHERE", "node --join nonsense", "hold --join nonsense", "offer --upload fast"]
+    "words", ["coordinator NOWHERE", "node --join nonsense", "relay --join nonsense", "market offer --upload fast"]
 )
 def test_a_name_that_others_would_refuse_is_refused_here(
     place: Path, words: str, name: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

@@ -61,7 +61,7 @@ def made(folder: Path, family: str, changes: dict[str, Any], **saving: Any) -> A
 def run_of(folder: Path, stages: int = 3, length: int = LENGTH) -> tuple[Manifest, Weights]:
     fields, tied = read_model(folder)
     base = manifest().model_dump()
-    run = Manifest.model_validate({**base, "model": {**fields, "stages": stages, "sequence_length": length}})
+    run = Manifest.model_validate({**base, "model": {"config": fields, "stages": stages, "sequence_length": length}})
     return run, Weights(folder, run.model, tied)
 
 
@@ -89,7 +89,7 @@ def test_the_stages_compute_what_transformers_computes(case: str, tmp_path: Path
     with torch.no_grad():
         expected = theirs(tokens, use_cache=False).logits
         assert expected.std() > 0.1, "or any weights would do"
-        spread = 2e-6 if run.model.sliding_window else 0.0  # theirs masks what it does not reach, with another kernel
+        spread = 2e-6 if run.model.config.sliding_window else 0.0  # theirs masks what it does not reach, with another kernel
         torch.testing.assert_close(ours(tokens), expected, atol=spread, rtol=spread)
 
 
@@ -175,7 +175,7 @@ def test_what_says_nothing_of_the_mathematics_is_no_reason_to_refuse(tmp_path: P
         "new": None,
     }
     path.write_text(json.dumps({**said, **more}))
-    assert run_of(tmp_path)[0].model.family == "llama"
+    assert run_of(tmp_path)[0].model.config.model_type == "llama"
 
 
 def test_an_old_config_says_the_same(tmp_path: Path):
@@ -195,7 +195,7 @@ def test_an_old_config_says_the_same(tmp_path: Path):
     ("family", "changes", "sentence"),
     [
         ("mistral", {"sliding_window": 8}, "sliding_window 8 is shorter than sequence_length 24"),
-        ("llama", {"max_position_embeddings": 16}, "sequence_length 24 is above max_positions 16"),
+        ("llama", {"max_position_embeddings": 16}, "sequence_length 24 is above config.max_position_embeddings 16"),
         ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4, "finetuned": True}}, "finetuned"),
     ],
 )
@@ -270,7 +270,7 @@ def test_a_head_that_is_not_the_tied_embedding_is_refused_and_one_that_is_import
         run, weights = run_of(tmp_path)
         roots.append(weights.put_into(store))
     assert len(set(roots)) == 1
-    assert run.model.family == "llama"
+    assert run.model.config.model_type == "llama"
     last = embedding.clone()
     last[-1, -1] += 1e-3
     for other in (embedding * 2, last, embedding[:-1].clone(), embedding.to(torch.float64)):
@@ -296,7 +296,7 @@ def test_a_config_that_says_two_frequencies_is_refused(said: dict[str, Any], key
         read_model(tmp_path)
     same = {"rope_theta": 500_000, "rope_scaling": {**LLAMA3, "original_max_position_embeddings": 16, "type": "llama3"}}
     path.write_text(json.dumps({**whole, **same}))
-    assert read_model(tmp_path)[0]["rope_scaling"]["factor"] == 8.0
+    assert read_model(tmp_path)[0]["rope_parameters"]["factor"] == 8.0
 
 
 @pytest.mark.parametrize("index", [None, "[]", '{"weight_map": {"model.norm.weight": "../elsewhere.safetensors"}}'])

@@ -1,4 +1,4 @@
-"""Settling a run's work on an EVM chain (docs/around.md). The extra `settlement` is what it needs."""
+"""Pays for a run's work on an EVM chain (docs/around.md)."""
 
 import sys
 from contextlib import suppress

@@ -13,6 +13,7 @@ for needed in ("eth_tester", "eth", "eth_account"):
 
 from evm import ETHER, EvmRpc, act, deploy
 
+from dilocox.protocol.checks.merit import merits_of
 from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.protocol.rules import Outcome
 from dilocox_settlement import compile as compiler
@@ -51,7 +52,7 @@ class Settling:
         return merit * PRICE // 10**6
 
     def merit(self, number: int) -> int:
-        return self.table.head.merits[bytes.fromhex(self.peers[number].address[2:])]
+        return merits_of(self.table.head)[bytes.fromhex(self.peers[number].address[2:])]
 
     def claim(self, number: int) -> int:
         """By somebody else: it goes to the account all the same."""
@@ -93,7 +94,7 @@ def test_twenty_rounds_settle_and_everybody_claims_exactly_its_merit_and_the_equ
     for number in range(3):
         table.submit(table.report(number))  # the closing round records the state
     assert table.head.finished
-    assert table.verify().merits == table.head.merits
+    assert merits_of(table.verify()) == merits_of(table.head)
     assert 0 < run.merit(2) < run.merit(0)  # not of that round, and less for a while: its standing went
     run.settle()
     rpc.travel(WINDOW)
@@ -104,7 +105,7 @@ def test_twenty_rounds_settle_and_everybody_claims_exactly_its_merit_and_the_equ
         run.claim(2)
     paid = run.worth(run.merit(0)) + run.worth(run.merit(1))
     assert contract.read("paid_total") == paid
-    total = sum(table.head.merits.values())
+    total = sum(merits_of(table.head).values())
     act(contract, run.sponsor, "refund")
     assert rpc.balance(contract.address) == run.worth(total) - paid + 2 * STAKE
     rpc.travel(run.closes - rpc.now)

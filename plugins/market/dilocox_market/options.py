@@ -19,7 +19,7 @@ from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
 
 if TYPE_CHECKING:
-    from dilocox.around.market.board import Board
+    from dilocox_market.board import Board
 
 __all__ = ["PATIENCE", "MarketOption", "MarketPortOption", "PatienceOption", "check_addresses", "listed", "opened_board"]
 
@@ -49,7 +49,7 @@ async def opened_board(
     market: Sequence[str], host: str | None = None, identity: Identity | None = None, port: int = 0, home: Path | None = None
 ) -> AsyncIterator["Board"]:
     """As the board's own. `identity`: None: one that is forgotten. `home`: where it lies. Raises ConfigError."""
-    from dilocox.around.market import board
+    from dilocox_market import board
 
     check_addresses(market)
     async with board.opened(identity or Identity(token_bytes(32)), market, host, port, home) as opened:

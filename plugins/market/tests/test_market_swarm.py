@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from dilocox.node.attest.attesters import simulated_measurement
+from tests.conftest import any_ports  # noqa: F401  used by name
 from tests.e2e.conftest import PATIENCE_SECONDS, Swarm, build, running, wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.thorough, pytest.mark.usefixtures("any_ports")]
@@ -23,13 +24,22 @@ CLI = [sys.executable, "-P", "-m", "dilocox.cli.main"]
 @pytest.fixture(scope="module")
 def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
     testnet = build(tmp_path_factory.mktemp("market"), count=100_000, nodes=4, options=["--devices", "1"])
-    testnet.coordinator.arguments.extend(["--market-port", "0"])
     with running(testnet, rounds=1) as swarm:
         yield swarm
 
 
-def market_of(swarm: Swarm) -> str:
-    return wait_for(lambda: re.search(r"others begin at (\S+)", swarm.log("coordinator")), "the run is announced")[1]
+@pytest.fixture(scope="module")
+def market(swarm: Swarm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of a market in which the swarm's run is announced."""
+    folder = swarm.testnet.folder
+    words = ["--home", swarm.testnet.coordinator.home, "--key", folder / "run.key", "--market-port", 0]
+    log = tmp_path_factory.mktemp("announce") / "log"
+    with log.open("w") as out, subprocess.Popen([*CLI, "market", "announce", *map(str, words)], stderr=out) as announcing:
+        try:
+            yield wait_for(lambda: re.search(r"others begin at (\S+)", log.read_text()), "the run is announced")[1]
+        finally:
+            announcing.terminate()
+            announcing.wait()
 
 
 def say(home: Path, *words: object) -> Any:
@@ -43,11 +53,12 @@ def counted_since(swarm: Swarm, peer: str, round: int) -> bool:
     return any(peer in swarm.counted(row["round"]) for row in swarm.rounds() if row["round"] > round)
 
 
-def test_a_run_is_found_by_who_knows_the_market_alone_and_joined(swarm: Swarm, tmp_path: Path):
-    market = market_of(swarm)
-    [found] = json.loads(say(tmp_path, "runs", "--market", market, "--devices", 1, "--seconds", PATIENCE_SECONDS, "--json"))
+def test_a_run_is_found_by_who_knows_the_market_alone_and_joined(swarm: Swarm, market: str, tmp_path: Path):
+    [found] = json.loads(
+        say(tmp_path, "market", "runs", "--market", market, "--devices", 1, "--seconds", PATIENCE_SECONDS, "--json")
+    )
     assert found["fits"], found["findings"]
-    table = say(tmp_path, "runs", "--market", market, "--devices", 1, "--seconds", PATIENCE_SECONDS)
+    table = say(tmp_path, "market", "runs", "--market", market, "--devices", 1, "--seconds", PATIENCE_SECONDS)
     [line] = re.findall(r"dilocox (node --join '\S+')", table)
     since = swarm.open_round()
     command = [*CLI, "node", "--join", found["link"], "--devices", "1", "--home", str(tmp_path / "node"), "--name", "stranger"]
@@ -61,10 +72,10 @@ def test_a_run_is_found_by_who_knows_the_market_alone_and_joined(swarm: Swarm, t
             node.communicate()
 
 
-def test_a_machine_is_found_by_who_hires_and_hears_of_it(swarm: Swarm, tmp_path: Path):
-    market = market_of(swarm)
+def test_a_machine_is_found_by_who_hires_and_hears_of_it(swarm: Swarm, market: str, tmp_path: Path):
     (tmp_path / "measurement").write_text(simulated_measurement(None, "1").hex())
     words = [
+        "market",
         "offer",
         "--market",
         market,
@@ -84,7 +95,7 @@ def test_a_machine_is_found_by_who_hires_and_hears_of_it(swarm: Swarm, tmp_path:
             run_file = swarm.testnet.folder / "run.toml"
 
             def offers() -> list[dict[str, Any]]:
-                told = say(tmp_path, "hire", run_file, "--market", market, "--seconds", PATIENCE_SECONDS, "--json")
+                told = say(tmp_path, "market", "hire", run_file, "--market", market, "--seconds", PATIENCE_SECONDS, "--json")
                 return [offer for offer in json.loads(told) if offer["measured_by"]]
 
             [found] = wait_for(offers, "the line that is offered is measured")

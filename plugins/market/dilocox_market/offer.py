@@ -1,4 +1,4 @@
-"""`dilocox offer`: this machine may be had, until Ctrl-C."""
+"""`dilocox market offer`: this machine may be had, until Ctrl-C."""
 
 import asyncio
 import logging
@@ -10,7 +10,6 @@ import typer
 
 from dilocox.cli.common import THIS_MACHINE, HomeOption, HostOption, NameOption, console, set_up_logging
 from dilocox.cli.config import validated
-from dilocox.cli.market import MarketOption, MarketPortOption, listed, opened_board
 from dilocox.node.attest.attesters import choose_attester
 from dilocox.node.attest.verify import verifiers
 from dilocox.node.machine import this_machine
@@ -18,7 +17,6 @@ from dilocox.protocol import limits
 from dilocox.protocol.attestation import SIMULATED, AttestationError, report_data
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import LocalError
-from dilocox.protocol.market import MARKET, manifest_of, nonce_of
 from dilocox.protocol.merit import parse_account
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
@@ -27,9 +25,11 @@ from dilocox.transport.health import base_folder
 from dilocox.transport.hours import Hours
 from dilocox.transport.rates import bits_per_second
 from dilocox.transport.tasks import Tasks
+from dilocox_market.listings import MARKET, manifest_of, nonce_of
+from dilocox_market.options import MarketOption, MarketPortOption, listed, opened_board
 
 if TYPE_CHECKING:
-    from dilocox.around.market.board import Board
+    from dilocox_market.board import Board
 
 __all__ = ["invitations", "offer", "offered", "prover"]
 

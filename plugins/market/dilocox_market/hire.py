@@ -1,4 +1,4 @@
-"""`dilocox hire RUN.toml [PEER]…`: the machines that may be had for a run, and who of them is admitted to it."""
+"""`dilocox market hire RUN.toml [PEER]…`: the machines that may be had for a run, and who of them is admitted to it."""
 
 import asyncio
 import re
@@ -13,7 +13,6 @@ from typing import Annotated, Any
 import typer
 
 from dilocox.cli.common import JsonOption, console, print_json, print_table, read_run_text, set_up_logging
-from dilocox.cli.market import PATIENCE, MarketOption, PatienceOption, listed, opened_board
 from dilocox.cli.progress import working
 from dilocox.node.attest.verify import verify_evidence
 from dilocox.node.machine import Machine
@@ -23,10 +22,11 @@ from dilocox.protocol.attestation import AttestationError, Evidence, check_bindi
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.ids import key_of_peer, printable, several
 from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.market import MARKET, lines_of, middle_line, nonce_of
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.files import write_atomically
+from dilocox_market.listings import MARKET, lines_of, middle_line, nonce_of
+from dilocox_market.options import PATIENCE, MarketOption, PatienceOption, listed, opened_board
 
 __all__ = ["Offered", "attested", "hire", "line_of", "with_allowed"]
 
@@ -174,7 +174,7 @@ def with_allowed(text: str, peers: Iterable[str]) -> str:
         try:
             key_of_peer(peer)
         except ValueError as error:
-            raise ConfigError(f"{peer} is no peer id: `dilocox hire RUN.toml` lists those who offer") from error
+            raise ConfigError(f"{peer} is no peer id: `dilocox market hire RUN.toml` lists those who offer") from error
     said = tomllib.loads(text)
     admission = said.get("admission", {})
     allow = list(dict.fromkeys([*admission.get("allow", ()), *peers]))

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import LocalError, RemoteError
-from dilocox.protocol.market import MARKET, open_listing
 from dilocox.protocol.messages import Statement, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.dht import Dht, DhtSettings
 from dilocox.transport.network import choose_port, multiaddr
+from dilocox_market.listings import MARKET, open_listing
 
 __all__ = ["Board", "opened"]
 
@@ -27,6 +27,8 @@ AGAIN_SECONDS = 300.0
 """… and how often it is announced: five may fail before it is gone."""
 SOON_SECONDS = 2.0
 """After one that nobody took."""
+CHILD = "dilocox_market.dht_child"
+"""Module of our DHT process."""
 MEASURED_SECONDS = 600.0
 """For all who are asked to measure our line."""
 
@@ -92,7 +94,7 @@ async def opened(
     listen = f"/ip4/{'0.0.0.0' if keeps else '127.0.0.1'}/tcp/{at}"
     with ExitStack() as stack:
         folder = home or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dilocox-market-")))
-        settings = DhtSettings(MARKET, identity, folder, listen, tuple(bootstrap), keeps)
+        settings = DhtSettings(MARKET, identity, folder, listen, tuple(bootstrap), keeps, CHILD)
         dht = Dht(settings)
         running = asyncio.create_task(dht.run())
         try:

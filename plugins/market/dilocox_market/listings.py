@@ -1,4 +1,4 @@
-"""The market: runs that look for machines, and machines that may be had, as signed statements in a DHT that belongs to no run.
+"""The market: runs that look for machines, and machines for hire, as signed statements in a DHT of its own.
 
     key      dilocox/market/KIND/BUCKET, so many buckets for each kind
     subkey   the signer's peer id: each has one job, and one offer; the one that expires last counts
@@ -35,6 +35,14 @@ __all__ = [
 ]
 
 MARKET = sha256(b"dilocox-market-v1")
+LINE_SECONDS = 24 * 3600
+"""A measurement of a line counts for so long."""
+LISTING_SECONDS = 2 * 3600
+"""Longest life of a job or an offer: a peer that is gone disappears with it."""
+LISTINGS = 512
+"""Jobs, and as many offers, that one peer of the market stores for others, and that one reader looks at."""
+LISTINGS_BYTES = 3 * limits.MIB
+"""Jobs, and as much of offers, that one peer stores: libp2p carries 4 MiB in an answer, and drops a larger one."""
 KINDS = (pb.KIND_JOB, pb.KIND_OFFER)
 BUCKETS = 16
 """Keys of a kind: each is kept by other peers, and is a listing of its own to ask for."""
@@ -57,7 +65,7 @@ def open_listing(raw: bytes, now: float, kinds: tuple[int, ...] = KINDS) -> Stat
     """A job or an offer that counts at `now`, Unix seconds. Raises RemoteError where it does not."""
     listing = open_envelope(raw, MARKET, kinds)
     expires = listing.body.expires_at
-    if not now < expires <= now + limits.LISTING_SECONDS:
+    if not now < expires <= now + LISTING_SECONDS:
         raise RemoteError(pb.REASON_STALE_ROUND, "it is expired, or would live too long")
     if listing.kind == pb.KIND_JOB:
         manifest_of(listing.body, listing.peer)
@@ -81,7 +89,7 @@ def open_line(envelope: pb.Envelope, peer: str, now: float) -> Statement[pb.Line
     line = open_envelope(envelope, MARKET, (pb.KIND_LINE,))
     if line.peer == peer or line.body.peer != peer:
         raise RemoteError(pb.REASON_MALFORMED, "it is not another's word on this peer's line")
-    if not now - limits.LINE_SECONDS < line.body.measured_at <= now + limits.LISTING_SECONDS:
+    if not now - LINE_SECONDS < line.body.measured_at <= now + LISTING_SECONDS:
         raise RemoteError(pb.REASON_STALE_ROUND, "it was measured too long ago, or is to be")
     return line
 

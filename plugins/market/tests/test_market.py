@@ -1,4 +1,4 @@
-"""Jobs and offers: what counts, who may say it, what hostile entries come to; the DHT itself is in tests/e2e/test_market.py."""
+"""Jobs and offers: what counts, who may say it, what hostile entries come to; the DHT itself is in test_market_swarm.py."""
 
 import asyncio
 import errno
@@ -9,23 +9,24 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from dilocox_market import board, listings
+from dilocox_market.dht_child import ListingValidator
+from dilocox_market.hire import Offered, attested, line_of, with_allowed
+from dilocox_market.listings import BUCKETS, MARKET, bucket_of, key_of, lines_of, middle_line, nonce_of, open_listing, place_of
+from dilocox_market.offer import invitations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dilocox.around.market import board
-from dilocox.cli.hire import Offered, attested, line_of, with_allowed
-from dilocox.cli.offer import invitations
 from dilocox.node.attest import simulated
 from dilocox.protocol import limits
 from dilocox.protocol.attestation import SIMULATED, report_data
 from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
 from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.market import BUCKETS, MARKET, bucket_of, key_of, lines_of, middle_line, nonce_of, open_listing, place_of
 from dilocox.protocol.messages import Statement, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.dht import Dht
-from dilocox.transport.dht_child import DHTID, PLAIN, DHTRecord, ListingValidator, MSGPackSerializer, get_dht_time
+from dilocox.transport.dht_child import DHTID, PLAIN, DHTRecord, MSGPackSerializer, get_dht_time
 from tests.helpers import digest, identity, manifest, until
 
 NOW = 1_800_000_000
@@ -72,7 +73,7 @@ def test_a_job_and_an_offer_count_until_they_expire():
 @pytest.mark.parametrize(
     "listing",
     [
-        job(expires_at=NOW + limits.LISTING_SECONDS + 1),
+        job(expires_at=NOW + listings.LISTING_SECONDS + 1),
         job(link=link_of(OTHER.peer)),
         job(link="dilocox://nonsense"),
         job(link=""),
@@ -147,14 +148,14 @@ def test_a_node_keeps_what_counts_under_its_signers_name_alone():
 
 
 def test_a_node_keeps_so_many_of_each_kind_and_has_room_again_when_they_expire(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(limits, "LISTINGS", 3)
+    monkeypatch.setattr(listings, "LISTINGS", 3)
     now = int(get_dht_time())
     keeps = ListingValidator().validate
     strangers = [record(offer(identity(number), expires_at=now + 1000)) for number in range(1, 5)]
     assert [keeps(each) for each in strangers] == [True, True, True, False]
     assert keeps(strangers[0]), "who is there may say it again"
     assert keeps(record(job(expires_at=now + 1000))), "of the other kind there are none yet"
-    monkeypatch.setattr("dilocox.transport.dht_child.get_dht_time", lambda: now + 1001)
+    monkeypatch.setattr("dilocox_market.dht_child.get_dht_time", lambda: now + 1001)
     assert keeps(record(offer(identity(9), expires_at=now + 2000)))
 
 
@@ -162,22 +163,22 @@ def test_what_a_node_keeps_of_a_kind_passes_in_one_answer(monkeypatch: pytest.Mo
     now = int(get_dht_time())
     keeps = ListingValidator().validate
     small, large = (record(offer(expires_at=now + 1000, hours=hours)) for hours in ("", "x" * 20))
-    monkeypatch.setattr(limits, "LISTINGS_BYTES", len(raw(offer(expires_at=now + 1000, hours=""))) * 2 + 10)
+    monkeypatch.setattr(listings, "LISTINGS_BYTES", len(raw(offer(expires_at=now + 1000, hours=""))) * 2 + 10)
     assert keeps(small)
     assert keeps(record(offer(OTHER, expires_at=now + 1000)))
     assert not keeps(record(offer(identity(3), expires_at=now + 1000)))
     assert not keeps(large), "what it is replaced by counts, too"
     assert keeps(small), "and who is there may say it again"
-    monkeypatch.setattr("dilocox.transport.dht_child.get_dht_time", lambda: now + 999.5)
+    monkeypatch.setattr("dilocox_market.dht_child.get_dht_time", lambda: now + 999.5)
     assert not keeps(record(offer(identity(3), expires_at=now + 2000)))
-    monkeypatch.setattr("dilocox.transport.dht_child.get_dht_time", lambda: now + 1000)
+    monkeypatch.setattr("dilocox_market.dht_child.get_dht_time", lambda: now + 1000)
     assert keeps(record(offer(identity(3), expires_at=now + 2000)))
 
 
 def test_the_most_that_is_kept_of_a_kind_fits_libp2ps_answer():
     from hivemind.p2p.p2p_daemon_bindings.control import DEFAULT_MAX_MSG_SIZE
 
-    assert limits.JOB_BYTES < limits.LISTINGS_BYTES <= DEFAULT_MAX_MSG_SIZE * 7 // 8, "keys and addresses come with it"
+    assert limits.JOB_BYTES < listings.LISTINGS_BYTES <= DEFAULT_MAX_MSG_SIZE * 7 // 8, "keys and addresses come with it"
 
 
 # What an offer's evidence is worth
@@ -215,7 +216,7 @@ def test_who_is_invited_hears_of_it():
 
 
 async def test_an_identity_that_is_offered_lies_nowhere_but_in_its_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    from dilocox.cli.offer import offered
+    from dilocox_market.offer import offered
 
     home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
     home.mkdir()
@@ -236,7 +237,7 @@ async def test_an_identity_that_is_offered_lies_nowhere_but_in_its_home(tmp_path
 
 def test_evidence_that_cannot_be_had_for_a_while_ends_no_offer(tmp_path: Path):
     """It ended with a traceback at the first time that the hardware did not answer."""
-    from dilocox.cli.offer import prover
+    from dilocox_market.offer import prover
 
     (tmp_path / "measurement").write_text("ab" * 48)
     proves = prover(ME, tmp_path / "measurement")
@@ -271,7 +272,7 @@ async def test_what_cannot_be_said_is_told_once_and_tried_again(
 
 async def test_what_ends_an_offer_is_said_as_it_is(tmp_path: Path):
     """It was a group of one error, and so a traceback."""
-    from dilocox.cli.offer import offered
+    from dilocox_market.offer import offered
 
     def made(end: int, lines: Sequence[pb.Envelope]) -> pb.Offer:
         raise OSError(errno.ENOSPC, "full")
@@ -307,8 +308,8 @@ def test_of_what_others_measured_the_middle_counts_and_each_once():
         line(peer=OTHER.peer),
         line(peer=identity(5).peer),
         line(run=digest("run", 1)),
-        line(measured_at=NOW - limits.LINE_SECONDS),
-        line(measured_at=NOW + limits.LISTING_SECONDS + 1),
+        line(measured_at=NOW - listings.LINE_SECONDS),
+        line(measured_at=NOW + listings.LISTING_SECONDS + 1),
         pb.Envelope(),
         offer(OTHER).envelope,
     ],
@@ -386,7 +387,8 @@ def test_a_run_file_that_is_written_in_another_way_is_left_to_a_person(text: str
 
 
 def test_a_run_file_keeps_its_mode_and_its_place_and_is_left_as_it_is_where_it_cannot_be_edited(tmp_path: Path):
-    from dilocox.cli.hire import hire
+    from dilocox_market.hire import hire
+
     from dilocox.cli.init import render_preset
 
     there, named = tmp_path / "there.toml", tmp_path / "run.toml"

@@ -1,10 +1,8 @@
-"""`dilocox runs`: the runs that look for machines, and whether this one fits."""
+"""`dilocox market runs`: the runs that look for machines, and whether this one fits."""
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -20,23 +18,19 @@ from dilocox.cli.common import (
     print_table,
     set_up_logging,
 )
-from dilocox.cli.market import PATIENCE, MarketOption, PatienceOption, listed, opened_board
 from dilocox.cli.progress import working
 from dilocox.node.check import Here, of_machine, of_part
-from dilocox.protocol.crypto import Identity
 from dilocox.protocol.findings import Finding, Level
-from dilocox.protocol.ids import JoinLink, printable
+from dilocox.protocol.ids import printable
 from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.market import manifest_of
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.corpora import parse_folders
 from dilocox.transport.health import base_folder
+from dilocox_market.listings import manifest_of
+from dilocox_market.options import PATIENCE, MarketOption, PatienceOption, listed, opened_board
 
-__all__ = ["announced", "runs"]
-
-log = logging.getLogger(__name__)
+__all__ = ["runs"]
 
 
 @dataclass(frozen=True)
@@ -97,7 +91,7 @@ def _row(seat: Seat) -> list[str]:
     kinds = f", {' or '.join(manifest.attestation.kinds)}" if manifest.attestation.kinds else ""
     return [
         printable(manifest.run.name),
-        f"{model.family} {model.layers}×{model.hidden_size}",
+        f"{model.config.model_type} {model.config.num_hidden_layers}×{model.config.hidden_size}",
         f"{manifest.rounds.count:,}",
         f"{manifest.admission.policy}{kinds}",
         "on a chain" if manifest.settlement is not None else "",
@@ -108,25 +102,3 @@ def _row(seat: Seat) -> list[str]:
 def _told(seat: Seat) -> dict[str, Any]:
     findings = [{"level": each.level.value, "about": each.about, "says": each.says, "do": each.do} for each in seat.findings]
     return {"link": seat.link, "run": seat.manifest.run.name, "fits": not seat.why, "findings": findings}
-
-
-async def announced(
-    market: Sequence[str],
-    port: int,
-    host: str,
-    identity: Identity,
-    link: "asyncio.Future[JoinLink]",
-    chain: Path,
-    home: Path,
-) -> None:
-    """Say for ever that a run looks for machines, once its link is there. `identity`: its coordinator's, of `home`; `chain`: where
-    it lies."""
-    said = str(await link)
-
-    def job(until: int) -> pb.Job:
-        with ChainFile.for_reading(chain) as read:
-            return pb.Job(link=said, expires_at=until, manifest=read.signed_manifest, appointment=read.newest_word)
-
-    async with opened_board(market, host, identity, port, home) as board:
-        log.info("this run is announced in the market; others begin at %s", board.address)
-        await board.announce_forever(identity, pb.KIND_JOB, job)

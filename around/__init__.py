@@ -1,1 +1,0 @@
-"""What stands around a run: nothing here is imported by anything but the command line."""

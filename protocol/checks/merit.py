@@ -1,0 +1,36 @@
+"""Merit as a check (protocol/merit.py): commits say what the work of each account came to."""
+
+from collections.abc import Mapping
+
+from dilocox.protocol import merit
+from dilocox.protocol.checks.base import Check
+from dilocox.protocol.gathered import Gathered
+from dilocox.protocol.head import Head
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.tally import Tally
+
+__all__ = ["CHECK", "merits_of"]
+
+NAME = "merit"
+
+
+def merits_of(head: Head) -> Mapping[bytes, int]:
+    """Return the merit of all rounds so far, by account."""
+    return head.checks.get(NAME, {})
+
+
+class Merit(Check):
+    name = NAME
+
+    def fill_commit(self, manifest: Manifest, head: Head, gathered: Gathered, result: Tally, commit: pb.Commit) -> None:
+        weights = [(head.roster[name].account, result.weights[name]) for name in result.counted]
+        merits = merit.earned(merits_of(head), weights)
+        commit.merits.extend(pb.Merit(account=account, merit=each) for account, each in merits.items())
+        commit.merit_root = merit.root(merits)
+
+    def read_commit(self, commit: pb.Commit) -> Mapping[bytes, int]:
+        return {item.account: item.merit for item in commit.merits}
+
+
+CHECK = Merit()
