@@ -296,6 +296,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
             detail="".join(filter(str.isprintable, judgement.detail))[: limits.TEXT_CHARACTERS],
             round=head.round,
             head=head.digest,
+            valid_until_ms=judgement.valid_until_ms,
         )
         return seal(self.identity, pb.KIND_ANSWER, self._run_id, body)
 
@@ -431,7 +432,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
             known.get(statement.peer) for known in (self.state.gathered.attested, self.state.head.attestations)
         ):
             return ignore(pb.REASON_RATE, "verdicts on as many peers as have room are waiting already")
-        return Judgement(Outcome.ACCEPT, pb.REASON_UNSPECIFIED, str(verdict.valid_until))
+        return Judgement(Outcome.ACCEPT, valid_until_ms=attestation.valid_until_ms)
 
     async def Watch(self, request: services.WatchRequest, context: Context) -> None:  # type: ignore[override]  # it writes
         caller = await self._caller(context)

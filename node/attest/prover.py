@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import os
-import re
 import time
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
@@ -98,8 +97,8 @@ class Prover:
             await asyncio.sleep(max(1.0, RENEW_SHARE * left) if self.result.attested else RETRY_SECONDS)
 
     def _note(self, answer: Answer) -> None:
-        if answer.outcome is Outcome.ACCEPT and re.fullmatch(r"[0-9]{1,12}", answer.detail):
-            self._become(Result(True, self._kind, valid_until=int(answer.detail)))
+        if answer.outcome is Outcome.ACCEPT and answer.valid_until_ms:
+            self._become(Result(True, self._kind, valid_until=answer.valid_until_ms // 1000))
         elif answer.outcome is Outcome.ACCEPT:
             self._become(Result(False, self._kind, Code.MALFORMED, "the coordinator does not say how long its verdict lasts"))
         else:
