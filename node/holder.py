@@ -8,7 +8,6 @@ name it, it only reads.
 import asyncio
 import logging
 from collections.abc import Container
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -22,7 +21,7 @@ from dilocox.node.coordinator_link import CoordinatorLink
 from dilocox.node.downloader import Downloader
 from dilocox.node.forks import check_forks, follow_owner, is_ours, replaced
 from dilocox.node.own import OwnStatements
-from dilocox.node.place import PeerSettings, Place, keep_manifest, open_chain, open_relay_store, run_peer
+from dilocox.node.place import Daemon, PeerSettings, Place, keep_manifest, open_chain, open_relay_store, run_peer
 from dilocox.node.relay_store import AgreedStates, RelayStore
 from dilocox.node.run_data import RunData, open_run_data
 from dilocox.node.starts import Starts
@@ -35,12 +34,10 @@ from dilocox.protocol.messages import Statement, open_envelope, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.data_directory import DataDirectory
 from dilocox.transport.diary import open_diary
 from dilocox.transport.event_log import EventLog
 from dilocox.transport.presence import Directory, same_place
 from dilocox.transport.serve import PeerService
-from dilocox.transport.tasks import Tasks
 from dilocox.views import rows as views
 from dilocox.views.answers import answers_of_holder
 from dilocox.views.http import add_run_routes, create_app
@@ -64,13 +61,12 @@ async def run_holder(settings: HolderSettings) -> None:
     await run_peer(settings, partial(_hold, settings))
 
 
-async def _hold(
-    settings: HolderSettings, home: DataDirectory, tasks: Tasks, place: Place, files: AsyncExitStack, closing: AsyncExitStack
-) -> None:
+async def _hold(settings: HolderSettings, daemon: Daemon) -> None:
+    home, tasks, place, files = daemon.home, daemon.tasks, daemon.place, daemon.files
     coordinator = CoordinatorLink(settings.join, place.network.directory, place.channels)
-    chain = await _open_chain(settings, home, tasks, place, files, coordinator)
+    chain = await _open_chain(settings, daemon, coordinator)
     role = "relay" if settings.archive is None else "archive"
-    events = await _open_events(settings, home, tasks, place, files, coordinator, chain, role)
+    events = await _open_events(settings, daemon, coordinator, chain, role)
     own = await asyncio.to_thread(OwnStatements, place.folder / "own.db", chain.manifest.run_id)
     files.callback(own.close)
     me, directory, named = home.identity, place.network.directory, home.identity.peer in chain.manifest.run.relays
@@ -78,7 +74,7 @@ async def _hold(
     relay_store = await asyncio.to_thread(open_relay_store, place, home, chain, agreed)
     downloader = Downloader(me.peer, place.store, directory, place.channels, lambda: chain.head.roster)
     run_data = open_run_data(chain, downloader, None if settings.archive else ())
-    archiver, pinned = await _open_archiver(settings, home, place, chain, run_data, coordinator, events)
+    archiver, pinned = await _open_archiver(settings, daemon, chain, run_data, coordinator, events)
     retention = Retention(place.store, run_data.starts, relay_store, agreed, place.blobs, pinned)
     announcement = Announcement(me, chain, own, coordinator, directory) if named else None
     holder = Holder(chain, directory, coordinator, events, retention, archiver, announcement)
@@ -88,7 +84,7 @@ async def _hold(
         place.blobs.serve(replace(place.blobs.run, keeper=relay_store))
     page = HolderPage(settings.name, me.peer, place, chain, coordinator, events, archiver, named)
     await place.door.show(page.app())
-    closing.push_async_callback(place.door.wait, "it ends")
+    daemon.closing.push_async_callback(place.door.wait, "it ends")
     run_id = settings.join.run_id.hex()
     home.announce(role=role, api=place.door.url, run_id=run_id, name=settings.name, **place.network.endpoint.ports)
     what = f"archiving to {settings.archive.place.url}" if settings.archive else f"keeping on {place.network.address}"
@@ -101,15 +97,9 @@ async def _hold(
         tasks.start(archiver.carry_data(), "archive data")
 
 
-async def _open_chain(
-    settings: HolderSettings,
-    home: DataDirectory,
-    tasks: Tasks,
-    place: Place,
-    files: AsyncExitStack,
-    coordinator: CoordinatorLink,
-) -> ChainFile:
+async def _open_chain(settings: HolderSettings, daemon: Daemon, coordinator: CoordinatorLink) -> ChainFile:
     """Return the chain of the run that the link names, as its owner has it. Raises LocalError where the run has no place for us."""
+    home, tasks, place, files = daemon.home, daemon.tasks, daemon.place, daemon.files
     manifest, appointment = await tasks.race(coordinator.run(place.door.tell))
     _check_part(settings, manifest, home.identity.peer)
     keep_manifest(place, manifest)
@@ -124,15 +114,9 @@ async def _open_chain(
 
 
 async def _open_events(
-    settings: HolderSettings,
-    home: DataDirectory,
-    tasks: Tasks,
-    place: Place,
-    files: AsyncExitStack,
-    coordinator: CoordinatorLink,
-    chain: ChainFile,
-    role: str,
+    settings: HolderSettings, daemon: Daemon, coordinator: CoordinatorLink, chain: ChainFile, role: str
 ) -> EventLog:
+    home, tasks, place, files = daemon.home, daemon.tasks, daemon.place, daemon.files
     run, run_id = chain.manifest.run.name, chain.manifest.run_id.hex()
     about = {"name": settings.name, "run": run, "run_id": run_id, "peer": home.identity.peer, "role": role}
     return await open_diary(place.folder, home.folder, settings.notice, about, tasks, files, lambda: coordinator.connected)
@@ -140,8 +124,7 @@ async def _open_events(
 
 async def _open_archiver(
     settings: HolderSettings,
-    home: DataDirectory,
-    place: Place,
+    daemon: Daemon,
     chain: ChainFile,
     run_data: RunData,
     coordinator: CoordinatorLink,
@@ -156,7 +139,7 @@ async def _open_archiver(
 
     assert coordinator.signed_manifest is not None, "it said what the run is"
     await asyncio.to_thread(chain.keep_signed_manifest, coordinator.signed_manifest)
-    return make_archiver(settings.archive, home, place, chain, run_data, tell)
+    return make_archiver(settings.archive, daemon.home, daemon.place, chain, run_data, tell)
 
 
 def _check_part(settings: HolderSettings, manifest: Manifest, me: str) -> None:

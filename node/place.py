@@ -35,7 +35,17 @@ from dilocox.transport.tasks import Stopped, Tasks
 from dilocox.transport.traffic import Traffic
 from dilocox.views.door import Door, open_door
 
-__all__ = ["MANIFEST", "PeerSettings", "Place", "find_relays", "keep_manifest", "open_chain", "open_relay_store", "run_peer"]
+__all__ = [
+    "MANIFEST",
+    "Daemon",
+    "PeerSettings",
+    "Place",
+    "find_relays",
+    "keep_manifest",
+    "open_chain",
+    "open_relay_store",
+    "run_peer",
+]
 
 log = logging.getLogger(__name__)
 
@@ -75,8 +85,20 @@ class Place:
     """Where people ask."""
 
 
-TakePart = Callable[[DataDirectory, Tasks, Place, AsyncExitStack, AsyncExitStack], Awaitable[None]]
-"""(home, tasks, place, files, closing): learns the run and starts what this peer does in it; `files` is closed after every task."""
+@dataclass(frozen=True)
+class Daemon:
+    """What a daemon has before it knows its run."""
+
+    home: DataDirectory
+    tasks: Tasks
+    place: Place
+    files: AsyncExitStack
+    """Closed after every task."""
+    closing: AsyncExitStack
+
+
+TakePart = Callable[[Daemon], Awaitable[None]]
+"""Learns the run and starts what this peer does in it."""
 
 
 async def run_peer(settings: PeerSettings, take_part: TakePart) -> None:
@@ -89,7 +111,7 @@ async def run_peer(settings: PeerSettings, take_part: TakePart) -> None:
         async with AsyncExitStack() as files, AsyncExitStack() as closing:
             place = await _join_network(settings, home, tasks, closing, door)
             try:
-                await take_part(home, tasks, place, files, closing)
+                await take_part(Daemon(home, tasks, place, files, closing))
                 await tasks.wait()
             except Stopped:
                 log.info("stopped before the run was known")
