@@ -46,12 +46,24 @@ def write_down_store(folder: Path, place: EtcdPlace | None) -> bool:
     return before
 
 
+class OwnIncarnation:
+    """See desk.Incarnation."""
+
+    def __init__(self, home: DataDirectory, network: Network, log: SharedLog | None) -> None:
+        """`log`: None where this is the only coordinator."""
+        self._home, self._network, self._log = home, network, log
+
+    async def rise(self, above: int) -> None:
+        number = await self._log.number_of_life(above + 1) if self._log is not None else above + 1
+        number = await asyncio.to_thread(self._home.start_number, number - 1)
+        self._network.directory.number_from(number)
+        self._network.own.renew()
+
+
 @dataclass(frozen=True)
 class Office:
-    """What who leads has."""
+    """What the coordinator that leads has."""
 
-    home: DataDirectory
-    network: Network
     desk: Desk
     election: ElectionService
     log: SharedLog | None
@@ -60,23 +72,16 @@ class Office:
     def open(self, service: CoordinatorService) -> None:
         """Serve, and tell who waited for it."""
         self.desk.serve(service)
-        self.election.lead(self._rise)
-
-    async def _rise(self, above: int) -> None:
-        """See desk.Rise."""
-        number = await self.log.number_of_life(above + 1) if self.log is not None else above + 1
-        number = await asyncio.to_thread(self.home.start_number, number - 1)
-        self.network.directory.number_from(number)
-        self.network.own.renew()
+        self.election.lead()
 
 
 async def take_office(home: DataDirectory, chain: ChainFile, network: Network, desk: Desk) -> Office:
     """Of the only coordinator. Nodes may have heard of others that there were before."""
-    election = ElectionService(desk, chain, network.callers)
+    election = ElectionService(desk, chain, network.callers, OwnIncarnation(home, network, None))
     rpc.add_ElectionServicer_to_server(election, network.server)
     await network.server.start()
     freeze_startup()
-    return Office(home, network, desk, election, None)
+    return Office(desk, election, None)
 
 
 async def win_office(
@@ -102,7 +107,7 @@ async def win_office(
     closing.push_async_callback(log.resign)
     closing.push_async_callback(channels.close)
     closing.push_async_callback(tasks.close)  # first of all: what is written after we resigned is refused
-    election = ElectionService(desk, chain, network.callers)
+    election = ElectionService(desk, chain, network.callers, OwnIncarnation(home, network, log))
     rpc.add_ElectionServicer_to_server(election, network.server)
     await network.server.start()
     freeze_startup()
@@ -119,4 +124,4 @@ async def win_office(
         home.start_number(above=number - 1)
     network.directory.number_from(number)
     network.own.publish()
-    return Office(home, network, desk, election, log)
+    return Office(desk, election, log)

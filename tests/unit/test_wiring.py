@@ -126,6 +126,29 @@ def test_no_callback_waits_for_its_value():
     assert found == set()
 
 
+def test_no_method_stores_a_callback():
+    """One that comes after the constructor is a callback that was assigned late, by another name."""
+    aliases = {
+        target.id
+        for _, path in sources()
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.Assign) and "Callable" in ast.unparse(node.value)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    found = set[str]()
+    for name, each in classes():
+        for method in [other for other in methods(each) if other not in constructors(each)]:
+            notes = {arg.arg: arg.annotation for arg in [*method.args.args, *method.args.kwonlyargs] if arg.annotation}
+            words = {arg: set(ast.unparse(note).replace("[", " ").split()) for arg, note in notes.items()}
+            callbacks = {arg for arg, said in words.items() if said & {"Callable", *aliases}}
+            for node in ast.walk(method):
+                own = isinstance(node, ast.Assign) and ast.unparse(node).startswith("self.")
+                if own and ast.unparse(node).rpartition(" = ")[2] in callbacks:
+                    found.add(f"{name}.{method.name}")
+    assert found == set()
+
+
 def test_constructors_start_no_task_and_feed_no_machine():
     acts = ("create_task", "ensure_future", "tasks.start", "feed", "resume", "start_server", "start_process", "start_soon")
     found = set[str]()
