@@ -166,7 +166,7 @@ class Attendance:
             )
         if not state.leaving:
             return f"it {does} when round {state.finishing} has its work and its vote{still}"
-        gives_up = state.on_roster and pb.KIND_CONTRIBUTION not in state.own
+        gives_up = state.on_roster and pb.KIND_CONTRIBUTION not in state.open.own
         return f"it {does} now{f', and gives up round {head.round}' if gives_up else ''}{still}"
 
     # What follows
@@ -211,4 +211,4 @@ class Attendance:
 
 def _is_fetched(state: MemberState) -> bool:
     """Whether our work of the round that we finish is still voted on: who has not fetched it yet needs us."""
-    return pb.KIND_CONTRIBUTION in state.own and state.head.round == state.finishing and not state.head.finished
+    return pb.KIND_CONTRIBUTION in state.open.own and state.head.round == state.finishing and not state.head.finished

@@ -340,6 +340,6 @@ class Generations:
 
 def contributions_of(state: MemberState) -> Iterator[pb.Contribution]:
     """Yield the contributions to the open round, ours too."""
-    own = state.own.get(pb.KIND_CONTRIBUTION)
-    for contribution in [*state.seen.values(), *([own] if own else [])]:
+    own = state.open.own.get(pb.KIND_CONTRIBUTION)
+    for contribution in [*state.open.seen.values(), *([own] if own else [])]:
         yield contribution.body

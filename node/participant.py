@@ -179,7 +179,7 @@ class Participant:
         if answer.outcome is Outcome.REJECT:
             log.warning("the coordinator rejected our %s: %s", type(statement.body).__name__.lower(), answer.detail)
         self.machine.feed(member.Answered(statement, answer.outcome, answer.reason, answer.detail, answer.head))
-        if statement.kind == pb.KIND_CONTRIBUTION and statement.digest in self.machine.state.held:
+        if statement.kind == pb.KIND_CONTRIBUTION and statement.digest in self.machine.state.open.held:
             self.machine.accepted(statement.envelope, answer.signed)
         return True
 

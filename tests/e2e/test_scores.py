@@ -32,8 +32,8 @@ def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
 
 async def turned(mallory: HostilePeer) -> list[StageState]:
     """What somebody else made in the open round with its signs turned, four times as large; by stage."""
-    await mallory.until(lambda: mallory.state.on_roster and mallory.state.root is not None and bool(mallory.state.seen))
-    theirs, rank_or_k = next(iter(mallory.state.seen.values())), mallory.state.head.rank_or_k
+    await mallory.until(lambda: mallory.state.on_roster and mallory.state.root is not None and bool(mallory.state.open.seen))
+    theirs, rank_or_k = next(iter(mallory.state.open.seen.values())), mallory.state.head.rank_or_k
     downloader = Downloader(mallory.identity.peer, mallory.store, mallory.directory, mallory.channels)
     await downloader.fetch_forever(theirs.body.leaves, [theirs.peer])
     states = []
