@@ -31,9 +31,9 @@ COPY coordinator coordinator
 COPY node node
 COPY transport transport
 COPY views views
-COPY around around
 COPY cli cli
-RUN pip install --no-cache-dir --no-deps --no-build-isolation . && rm -rf /src/*
+COPY plugins/etcd plugins/etcd
+RUN pip install --no-cache-dir --no-deps --no-build-isolation . ./plugins/etcd && rm -rf /src/*
 
 USER dilocox
 WORKDIR /data

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import safetensors.torch
+from dilocox_etcd.client import Etcd, open_answer
 from google.protobuf.message import DecodeError, Message
 
-from dilocox.coordinator.etcd import Etcd, open_answer
 from dilocox.coordinator.store import StoreError, StoreRefusedError
 from dilocox.node.attest import attesters, certificates, nvidia, simulated, snp, tdx
 from dilocox.node.boxes.link import ClusterLink

@@ -13,9 +13,10 @@ import tempfile
 import time
 from pathlib import Path
 
+from dilocox_etcd.client import Etcd, parse_store
+
 from bench.report import bench_parser
 from dilocox.coordinator.driver import RoundDriver
-from dilocox.coordinator.etcd import Etcd, parse_store
 from dilocox.coordinator.log import RoundLog
 from dilocox.coordinator.shared_log import Holder, SharedLog
 from dilocox.coordinator.store import StoreError

@@ -1,4 +1,4 @@
-"""`dilocox appoint PEER RUN.toml`: the owner gives a run to another coordinator, or says after a fork which chain is the run's.
+"""`dilocox owner appoint PEER RUN.toml`: the owner appoints another coordinator, or after a fork the chain that is the run's.
 
 Where all peers are gone, the run's archive has the chain, and the state from which the run goes on.
 """
@@ -42,7 +42,10 @@ from dilocox.transport.data_directory import load_identity
 from dilocox.transport.files import find_chains
 from dilocox.transport.handover import write_handover
 
-__all__ = ["appoint"]
+__all__ = ["app", "appoint"]
+
+app = typer.Typer(no_args_is_help=True, help="Control a run as its owner, with the key beside its run file.")
+app.callback()(lambda: None)
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ def newest_chain(home: Path | None, run_id: bytes) -> Path | None:
     return max(found, key=age, default=None)
 
 
+@app.command()
 def appoint(
     peer: Annotated[str, typer.Argument(metavar="PEER", help="Who signs from now on: `dilocox id --home` there.")],
     run_file: Annotated[

@@ -80,7 +80,7 @@ console = Console(width=None if sys.stdout.isatty() else 250, markup=False)
 errors = Console(stderr=True, width=None if sys.stderr.isatty() else 250, markup=False)
 
 HomeOption = Annotated[
-    Path | None, typer.Option("--home", help="The daemon's folder (default: node or coordinator in $DILOCOX_HOME, ~/.dilocox).")
+    Path | None, typer.Option("--home", help="The daemon's folder (default: in $DILOCOX_HOME, or ~/.dilocox).")
 ]
 AskOption = Annotated[
     Path | None,
@@ -92,9 +92,7 @@ AskOption = Annotated[
 ]
 DhtOption = Annotated[
     bool,
-    typer.Option(
-        "--dht/--no-dht", help="Be found through the DHT (not needed while the coordinator stays where the link says)."
-    ),
+    typer.Option("--dht/--no-dht", help="Join the DHT, through which moved peers are found."),
 ]
 THIS_MACHINE = socket.gethostname()
 _JOIN = typer.Option("--join", help="The join link, or @FILE that holds it.")
@@ -103,7 +101,7 @@ MaybeJoinOption = Annotated[str | None, _JOIN]
 ReadOption = Annotated[
     str | None, typer.Option("--join", metavar="LINK", help="Read from the run: its join link, or @FILE that holds it.")
 ]
-NameOption = Annotated[str, typer.Option(callback=lambda text: _name(text), help="For people.")]
+NameOption = Annotated[str, typer.Option(callback=lambda text: _name(text), help="Name that people see.")]
 HostOption = Annotated[
     str, typer.Option(callback=lambda text: _reached_at(text), help="Address by which others reach this machine.")
 ]
@@ -129,23 +127,21 @@ def _first(which: int) -> str:
     return f"{COORDINATOR_PORTS[which]} of a coordinator, {NODE_PORTS[which]} of a node, any of others"
 
 
-PortOption = Annotated[
-    int | None, typer.Option(**PORTS, help=f"gRPC port (default: the last one, at first {_first(0)}; 0: any free one).")
-]
+PortOption = Annotated[int | None, typer.Option(**PORTS, help=f"gRPC port (default: the last one; first {_first(0)}; 0: any).")]
 DhtPortOption = Annotated[
-    int | None, typer.Option(**PORTS, help=f"DHT port (default: the last one, at first {_first(1)}; 0: any free one).")
+    int | None, typer.Option(**PORTS, help=f"DHT port (default: the last one; first {_first(1)}; 0: any).")
 ]
 ApiOption = Annotated[
     str | None,
     typer.Option(
         metavar="HOST:PORT",
         callback=lambda text: _listen(text),
-        help=f"Address of the HTTP API (default: 127.0.0.1, port {_first(2)}; port 0: any free one).",
+        help=f"Address of the HTTP API (default: 127.0.0.1, port {_first(2)}; 0: any).",
     ),
 ]
 DataOption = Annotated[
     list[str] | None,
-    typer.Option("--data", metavar="NAME=DIR", help="The run's data, called NAME, lie in DIR."),
+    typer.Option("--data", metavar="NAME=DIR", help="Folder of the run's corpus NAME."),
 ]
 ArchiveOption = Annotated[
     str | None,

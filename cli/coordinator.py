@@ -39,7 +39,9 @@ log = logging.getLogger(__name__)
 
 @grouped
 def coordinator(
-    run_file: Annotated[Path, typer.Argument(help="The run file that `dilocox init` made, or RUN.chain of `dilocox appoint`.")],
+    run_file: Annotated[
+        Path, typer.Argument(help="The run file that `dilocox init` made, or RUN.chain of `dilocox owner appoint`.")
+    ],
     daemon: DaemonOptions,
     shared: StoreOptions,
     data: DataOption = None,

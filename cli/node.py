@@ -68,22 +68,20 @@ def node(
         typer.Option(
             min=1,
             max=limits.HOLDERS,
-            help="Send each payload so many times at most, to peers that keep it for the others: for a thin uplink, 1.",
+            help="Most copies of a payload to send, to peers that serve it: 1 for a thin uplink.",
         ),
     ] = None,
     simulated_measurement: Annotated[
         Path | None,
-        typer.Option(help="File with the measurement of simulated evidence (testnets)."),
+        typer.Option(help="File with simulated evidence, for testnets."),
     ] = None,
-    collateral: Annotated[
-        Path | None, typer.Option(help="File with this machine's TDX collateral, kept fresh by the operator.")
-    ] = None,
+    collateral: Annotated[Path | None, typer.Option(help="File with this machine's TDX collateral.")] = None,
     account: Annotated[
         str | None,
         typer.Option(
             metavar="0x…",
             callback=validated(parse_account),
-            help="EVM account to which what this cluster earns is paid, in a run that settles (docs/around.md).",
+            help="EVM account that is paid, in a run that settles.",
         ),
     ] = None,
     data: DataOption = None,
@@ -94,11 +92,11 @@ def node(
         typer.Option(
             "--from",
             metavar="DIR",
-            help="Take what the run begins with from this copy of that Hugging Face folder (default: fetch it).",
+            help="Copy of the Hugging Face folder that the run begins with (default: fetch it).",
         ),
     ] = None,
     exit_when_finished: Annotated[
-        bool, typer.Option("--exit-when-finished", help="End when the run does (default: serve its state until told to leave).")
+        bool, typer.Option("--exit-when-finished", help="End when the run does, instead of serving its state.")
     ] = False,
 ) -> None:
     """Join a run, train, exchange; leave cleanly on Ctrl-C or SIGTERM."""

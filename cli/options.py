@@ -3,10 +3,11 @@
 import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, ClassVar, get_args, get_type_hints
 
 import typer
 
@@ -24,7 +25,7 @@ from dilocox.cli.common import (
     set_up_logging,
 )
 from dilocox.cli.config import ConfigOption, validated
-from dilocox.coordinator.etcd import EtcdPlace, parse_store
+from dilocox.coordinator.store import StoreFiles, StorePlace, parse_place
 from dilocox.node.privacy import Budget
 from dilocox.node.worker_settings import OuterState
 from dilocox.protocol import limits
@@ -63,7 +64,8 @@ def grouped(verb: Callable[..., None]) -> Callable[..., None]:
             types = get_type_hints(group, include_extras=True)
             for each in fields(group):
                 default = inspect.Parameter.empty if each.default is MISSING else each.default
-                yield inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=types[each.name])
+                kind = _under(group.TITLE, types[each.name])  # type: ignore[union-attr]
+                yield inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
 
     @wraps(verb)
     def called(**values: Any) -> None:
@@ -79,6 +81,14 @@ def grouped(verb: Callable[..., None]) -> Callable[..., None]:
     return called
 
 
+def _under(title: str, annotation: Any) -> Any:
+    """Return an option's annotation with the heading under which help shows it."""
+    kind, option = get_args(annotation)
+    option = copy(option)
+    option.rich_help_panel = title
+    return Annotated[kind, option]
+
+
 def _uploads(said: Sequence[str]) -> Rates:
     return parse_rates(said, "--upload")
 
@@ -90,6 +100,8 @@ def _downloads(said: Sequence[str]) -> Rates:
 @dataclass(frozen=True, kw_only=True)
 class DaemonOptions:
     """Of every daemon."""
+
+    TITLE: ClassVar = "The daemon"
 
     config: ConfigOption = None
     home: HomeOption = None
@@ -104,7 +116,7 @@ class DaemonOptions:
         typer.Option(
             metavar="RATE[@HOURS]",
             callback=validated(_uploads),
-            help="Send at most so much, such as 20mbit; by day 20mbit@08-22 (default: no limit). May be said for several hours.",
+            help="Most to send, such as 20mbit, or by day 20mbit@08-22; repeatable (default: no limit).",
         ),
     ] = None
     notify: Annotated[
@@ -112,11 +124,10 @@ class DaemonOptions:
         typer.Option(
             metavar="URL|COMMAND",
             callback=validated(parse_notice),
-            help="Tell when not counted, nobody counted, diverged, the disk low, the coordinator away or the run finished: POST "
-            "JSON to a URL, or have a command read it; @FILE holds either.",
+            help="POST alarms as JSON to a URL, or pipe them to a command; @FILE names a file with either.",
         ),
     ] = None
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say more.")] = False
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False
 
     def begin(self) -> None:
         """What a daemon does before anything else."""
@@ -148,30 +159,36 @@ class DaemonOptions:
 class StoreOptions:
     """Of several coordinators of one run."""
 
+    TITLE: ClassVar = "Several coordinators"
+
     store: Annotated[
         str | None,
         typer.Option(
-            metavar="etcd://HOST:PORT[,…]/PREFIX",
-            callback=validated(parse_store),
-            help="Keep the open round in an etcd that several coordinators of the run share: one leads, the others stand by "
-            "(etcds:// over TLS; default: in this daemon's folder, and there is one).",
+            metavar="URL",
+            callback=validated(parse_place),
+            help="Store that several coordinators share: one leads, the others stand by. The plugin dilocox-etcd takes "
+            "etcd://HOST:PORT/PREFIX (default: this daemon's folder).",
         ),
     ] = None
     store_auth: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="etcd's user and password, a line each; readable by this user only.")
+        Path | None,
+        typer.Option(metavar="FILE", help="User and password of the store, a line each; readable by this user only."),
     ] = None
     store_ca: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Who signs etcd's certificates (default: whom this system trusts).")
+        Path | None,
+        typer.Option(metavar="FILE", help="Certificate that signs the store's certificates (default: the system's)."),
     ] = None
-    store_cert: Annotated[Path | None, typer.Option(metavar="FILE", help="Our certificate, where etcd asks for one …")] = None
+    store_cert: Annotated[Path | None, typer.Option(metavar="FILE", help="Our certificate, where the store asks for one …")] = (
+        None
+    )
     store_key: Annotated[Path | None, typer.Option(metavar="FILE", help="… and its key.")] = None
 
-    def place(self) -> EtcdPlace | None:
+    def place(self) -> StorePlace | None:
         """Raises ConfigError."""
-        files = (self.store_auth, self.store_ca, self.store_cert, self.store_key)
-        if self.store is None and any(files):
+        files = StoreFiles(self.store_auth, self.store_ca, self.store_cert, self.store_key)
+        if self.store is None and files != StoreFiles():
             raise ConfigError("--store-auth, --store-ca, --store-cert and --store-key are for --store")
-        return parse_store(self.store, *files) if self.store is not None else None
+        return parse_place(self.store, files) if self.store is not None else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,9 +197,7 @@ class PeerOptions(DaemonOptions):
 
     download: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="RATE[@HOURS]", callback=validated(_downloads), help="Fetch at most so much, as --upload says it."
-        ),
+        typer.Option(metavar="RATE[@HOURS]", callback=validated(_downloads), help="Most to fetch, as in --upload."),
     ] = None
 
     def settings(self, folder: str, announced: bool = True, first: FirstPorts = ANY_PORTS) -> dict[str, Any]:
@@ -202,6 +217,8 @@ class PeerOptions(DaemonOptions):
 class MachineOptions:
     """What of this machine a node takes, and when."""
 
+    TITLE: ClassVar = "This machine"
+
     devices: Annotated[
         int | None,
         typer.Option(**DEVICES, help="Stage workers (default: one per GPU, or 1)."),
@@ -212,27 +229,24 @@ class MachineOptions:
         typer.Option(
             metavar="HOURS",
             callback=validated(Hours.parse),
-            help="Take part at these hours of the day by this machine's clock, such as 22-06 (default: always). At their end the "
-            "open round is finished.",
+            help="Take part at these hours of this machine's clock, such as 22-06 (default: always).",
         ),
     ] = None
     codec_cpus: Annotated[str, typer.Option(help="CPUs for encoding and applying, such as 1,3 (default: any).")] = ""
-    step_seconds: Annotated[
-        float, typer.Option(min=0, help="A step takes at least this long: leaves the machine to others (default: no pause).")
-    ] = 0.0
+    step_seconds: Annotated[float, typer.Option(min=0, help="Least time of a step: leaves the machine to other programs.")] = (
+        0.0
+    )
     checkpoint_every: Annotated[
         int,
         typer.Option(
             min=1,
-            help="Write the inner optimizer's moments and the live parameters every so many rounds: a restart in between goes on "
-            "from the committed model and the moments last written.",
+            help="Rounds between two checkpoints of inner moments and live parameters.",
         ),
     ] = 1
     outer_state: Annotated[
         OuterState,
         typer.Option(
-            help="With GPUs: where outer state lies and is computed on. `host`: in memory, by cores; `stream`: in memory, passing "
-            "through the GPU; `device`: on the GPU, 16 bytes a parameter more.",
+            help="Of a GPU machine: store and compute outer state on the host, streamed through the GPU, or on it.",
         ),
     ] = OuterState.HOST
 
@@ -257,6 +271,8 @@ class MachineOptions:
 class PrivateOptions:
     """Of a cluster's own data."""
 
+    TITLE: ClassVar = "A corpus of your own"
+
     private: Annotated[
         Path | None,
         typer.Option(
@@ -264,27 +280,24 @@ class PrivateOptions:
             file_okay=False,
             resolve_path=True,
             metavar="DIR",
-            help="Train on your own corpus, which `dilocox data build` put there: where the run's data are private.",
+            help="Your corpus, made by `dilocox data build`, where the run's data are private.",
         ),
     ] = None
     private_epsilon: Annotated[
         float | None,
         typer.Option(
             min=0.01,
-            help="What your corpus may give away of any one sequence, as the epsilon of differential privacy: steps are noisy, and "
-            "this node takes no part any more once it is spent (default: no bound; inf: also where "
-            "one was promised).",
+            help="Bound of differential privacy for each sequence; the node stops once it is spent (default: none; inf: give up "
+            "an earlier bound).",
         ),
     ] = None
     private_delta: Annotated[
         float | None,
-        typer.Option(
-            min=1e-12, max=0.1, help="The chance that it gives away more (default: one in ten times the corpus's sequences)."
-        ),
+        typer.Option(min=1e-12, max=0.1, help="Chance that the bound fails (default: 1 in 10 times the sequences)."),
     ] = None
     private_clip: Annotated[
         float | None,
-        typer.Option(min=1e-6, help="With --private-epsilon: the largest norm of a sequence's gradient (default: 1)."),
+        typer.Option(min=1e-6, help="Largest norm of a sequence's gradient (default: 1)."),
     ] = None
 
     def settings(self, devices: int | None, several_boxes: bool) -> dict[str, Any]:
@@ -311,19 +324,21 @@ class PrivateOptions:
 class ClusterOptions:
     """Of a cluster of several boxes."""
 
+    TITLE: ClassVar = "A cluster of several hosts"
+
     cluster_boxes: Annotated[
         int,
-        typer.Option(min=1, max=limits.HOSTS, help="Lead a cluster of so many boxes: the log says how the others join it."),
+        typer.Option(min=1, max=limits.HOSTS, help="Hosts of the cluster that this one leads; the log says how others join."),
     ] = 1
     cluster: Annotated[
         Path | None,
-        typer.Option(help="Be a box of the cluster whose link lies in this file (instead of --join). Keep it secret."),
+        typer.Option(help="File with the secret link of the cluster to join as a host, instead of --join."),
     ] = None
     cluster_interface: Annotated[
         str | None,
-        typer.Option(help="Network interface of a trusted LAN or WireGuard, on which the boxes of a cluster exchange tensors."),
+        typer.Option(help="Interface of the trusted LAN or WireGuard for tensors between hosts."),
     ] = None
     cluster_patience_seconds: Annotated[
         float,
-        typer.Option(min=0, help="On the lead: how long a box that is gone is waited for, before the others take its stages."),
+        typer.Option(min=0, help="Of the lead: seconds until others take the stages of a lost host."),
     ] = 60.0

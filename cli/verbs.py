@@ -11,9 +11,8 @@ import typer
 from rich.markup import escape
 from typer.core import TyperCommand
 
-from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.ids import printable
-from dilocox.transport.plugins import installed
+from dilocox.transport.plugins import installed, load
 
 __all__ = ["PANELS", "VERBS", "Verbs", "listing", "plugins"]
 
@@ -24,7 +23,7 @@ VERBS = {
     "node": "node.node",
     "relay": "relay.relay",
     "archive": "archive.archive",
-    "appoint": "appoint.appoint",
+    "owner": "appoint.app",
     "pause": "attend.pause",
     "resume": "attend.resume",
     "leave": "attend.leave",
@@ -60,6 +59,8 @@ PANELS: dict[str, dict[str, str]] = {
         "rounds": "List the rounds, or show and explain one.",
         "events": "Print what happened, oldest first.",
         "verify": "Recheck every signature, vote and hash offline.",
+        "attest": "Show and check hardware evidence.",
+        "shares": "Ask peers for erasure shards, and restore from them.",
     },
     "Model": {
         "data": "Build, show and free corpora.",
@@ -76,9 +77,7 @@ PANELS: dict[str, dict[str, str]] = {
         "id": "Print the peer id of a daemon's folder.",
     },
     "Owner": {
-        "appoint": "Appoint another coordinator.",
-        "attest": "Make and check hardware evidence.",
-        "shares": "Ask peers for erasure shards, and restore from them.",
+        "owner": "Appoint another coordinator of a run.",
     },
 }
 """The root's help by panel: written here, so that listing all verbs loads none of them."""
@@ -133,22 +132,34 @@ class Verbs(Mapping[str, Any]):
         if name in self._places:
             module, _, attribute = self._places[name].partition(".")
             return getattr(import_module(f"dilocox.cli.{module}"), attribute)
-        entry = plugins()[name]
-        try:
-            if not callable(found := entry.load()):
-                raise TypeError(f"{entry.value} is no command")
-            return found
-        except Exception as error:  # a plugin's code and its dependencies may raise anything
-            where = entry.dist.name if entry.dist is not None else entry.value
-            raise ConfigError(f"the plugin {where} cannot be loaded: {error}. Install it again, or uninstall it") from error
+        return load(plugins()[name])
+
+
+class Sectioned(TyperCommand):
+    """A command whose help is two columns of plain text, with a heading for each group of options."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {"Options": []}
+        arguments: list[tuple[str, str]] = []
+        for parameter in self.get_params(ctx):
+            if (record := parameter.get_help_record(ctx)) is None:
+                continue
+            if parameter.param_type_name == "argument":
+                arguments.append(record)
+            else:
+                sections.setdefault(getattr(parameter, "rich_help_panel", None) or "Options", []).append(record)
+        for title, records in {"Arguments": arguments, **sections}.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
 
 
 def _command(name: str, found: Any) -> Any:
-    """As typer makes it of a verb in an app."""
-    app = typer.Typer(add_completion=False)
+    """Return a verb's command, as typer makes it in an app. The root alone shows panels: their narrow columns make options long."""
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
     app.callback()(lambda: None)
     if isinstance(found, typer.Typer):
         app.add_typer(found, name=name)
     else:
-        app.command(name)(found)
+        app.command(name, cls=Sectioned)(found)
     return typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]

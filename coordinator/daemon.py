@@ -15,10 +15,10 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from dilocox.coordinator.desk import Desk
-from dilocox.coordinator.etcd import EtcdPlace
 from dilocox.coordinator.office import Office, take_office, win_office, write_down_store
 from dilocox.coordinator.service import Contacts, CoordinatorService
 from dilocox.coordinator.shared_log import DeposedError, Holder, SharedLog
+from dilocox.coordinator.store import StorePlace
 from dilocox.protocol import round
 from dilocox.protocol.attestation import Appraiser
 from dilocox.protocol.crypto import Identity, sha256
@@ -90,7 +90,7 @@ class CoordinatorSettings:
     """At most so much of it is served."""
     notice: Notice | None
     """Who is told of what is notable."""
-    store: EtcdPlace | None
+    store: StorePlace | None
     """Which several coordinators share; None: this one is the only one."""
 
     @property
@@ -363,7 +363,7 @@ def _take_office(settings: CoordinatorSettings, home: DataDirectory, chain: Chai
     if chain.head.coordinator != me:
         raise ConfigError(
             f"round {chain.length} is signed by {chain.head.coordinator}, and the identity in {home.folder} is {me}. Start it with"
-            " the --home of that identity; the run's owner can `dilocox appoint` this one."
+            " the --home of that identity; the run's owner can `dilocox owner appoint` this one."
         )
     if (kept := chain.signed_manifest) is None:
         raise ConfigError(

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from dilocox.coordinator.desk import Desk, ElectionService
 from dilocox.coordinator.driver import clock
-from dilocox.coordinator.etcd import Etcd, EtcdPlace
 from dilocox.coordinator.service import CoordinatorService
 from dilocox.coordinator.shared_log import Holder, SharedLog
 from dilocox.coordinator.standing_by import stand_by
+from dilocox.coordinator.store import StorePlace
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.pb import services_pb2_grpc as rpc
@@ -29,14 +29,14 @@ MARKER = "shared-store"
 """In the run's folder of who was started with a store."""
 
 
-def write_down_store(folder: Path, place: EtcdPlace | None) -> bool:
+def write_down_store(folder: Path, place: StorePlace | None) -> bool:
     """That the coordinator of this folder shares its open round with others: without the store it would sign beside them what none
     of them knows. Raises ConfigError where it is started so. Returns whether it did before: others may have signed more than it
     holds."""
     marker = folder / MARKER
     before = marker.exists()
     if place is not None:
-        write_atomically(marker, f"{','.join(place.endpoints)}/{place.prefix}\n".encode())
+        write_atomically(marker, f"{place.label}\n".encode())
     elif before:
         shared = marker.read_text(errors="replace").strip()
         raise ConfigError(
@@ -85,7 +85,7 @@ async def take_office(home: DataDirectory, chain: ChainFile, network: Network, d
 
 
 async def win_office(
-    place: EtcdPlace,
+    place: StorePlace,
     name: str,
     home: DataDirectory,
     chain: ChainFile,
@@ -100,7 +100,7 @@ async def win_office(
     """Stand by until we lead; from then on `tasks` keep the lease, and fail with DeposedError once it is gone. `tell` hears what we
     do meanwhile, `tell_places` where the coordinators are. `shared_before`: see `SharedLog`. Raises Stopped, ConfigError."""
     digest = sha256(network.endpoint.certificate.certificate_der)
-    store, channels = Etcd(place), ChannelPool(home.identity, chain.manifest.run_id)
+    store, channels = place.open(), ChannelPool(home.identity, chain.manifest.run_id)
     closing.push_async_callback(store.close)
     me = Holder(name, network.address, digest.hex(), network.endpoint.dht_addresses)
     log = SharedLog(store, place.prefix, chain, me, clock, shared_before, tell_places)

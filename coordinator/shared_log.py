@@ -264,7 +264,7 @@ class SharedLog:
         elif self._chain.raw(number) != raw:
             raise ConfigError(
                 f"commit {number} in the store is not the one in {self._chain.path}: the coordinators signed two chains. The run's"
-                " owner names the one that stands: `dilocox appoint`."
+                " owner names the one that stands: `dilocox owner appoint`."
             )
         self._round = number + 1
         self._entries.clear()

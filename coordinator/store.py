@@ -1,16 +1,39 @@
 """What several coordinators need of a store that they share: linearizable keys, one transaction at a time, and leases.
 
-etcd.py is one over etcd's JSON gateway; the tests' fake has the same semantics. Who calls may hear nothing (StoreError), and not
-know whether a transaction was applied: shared_log.py sends only what is applied once, however often it arrives.
+The plugin dilocox-etcd is one over etcd's JSON gateway; the tests' fake has the same semantics. A caller may get no answer
+(StoreError), and not know whether a transaction was applied: shared_log.py sends what is applied once, however often it arrives.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from pathlib import Path
+from typing import Protocol, cast
 
-from dilocox.protocol.errors import DilocoxError, LocalError
+from dilocox.protocol.errors import ConfigError, DilocoxError, LocalError
+from dilocox.transport.plugins import installed, load
 
-__all__ = ["Change", "Delete", "Found", "Guard", "Item", "Put", "Store", "StoreError", "StoreRefusedError"]
+__all__ = [
+    "STORES",
+    "Change",
+    "Delete",
+    "Found",
+    "Guard",
+    "Item",
+    "Put",
+    "Store",
+    "StoreError",
+    "StoreFiles",
+    "StorePlace",
+    "StoreRefusedError",
+    "parse_place",
+]
+
+STORES = "dilocox.stores"
+"""Group of entry points: by URL scheme a function of a URL and `StoreFiles` that returns the StorePlace, or raises ConfigError."""
+
+
+SHOWN_CHARACTERS = 200
+"""Most that an error repeats of a URL."""
 
 
 class StoreError(DilocoxError):
@@ -88,3 +111,44 @@ class Store(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class StoreFiles:
+    """Files with secrets of a store."""
+
+    auth: Path | None = None
+    """User and password, a line each."""
+    ca: Path | None = None
+    """Certificate of its certificates' authority; None: the system's."""
+    certificate: Path | None = None
+    """Ours, as a client, with its key in `key`."""
+    key: Path | None = None
+
+
+class StorePlace(Protocol):
+    """Where a store is."""
+
+    @property
+    def label(self) -> str:
+        """Its address for people, without secrets."""
+        ...
+
+    @property
+    def prefix(self) -> str:
+        """Of all our keys."""
+        ...
+
+    def open(self) -> Store:
+        """Return the store, within a running loop. Raises ConfigError for files that cannot be used."""
+        ...
+
+
+def parse_place(url: str, files: StoreFiles | None = None) -> StorePlace:
+    """Return where a store is, by the plugin of the URL's scheme. Raises ConfigError."""
+    scheme, separator, _ = url.partition("://")
+    plugins = installed(STORES)
+    if not separator or scheme not in plugins:
+        known = ", ".join(f"{name}://" for name in sorted(plugins)) or "none: install dilocox-etcd"
+        raise ConfigError(f"--store {url[:SHOWN_CHARACTERS]}: no plugin has this scheme; installed: {known}")
+    return cast("StorePlace", load(plugins[scheme])(url, files or StoreFiles()))

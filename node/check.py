@@ -116,7 +116,7 @@ def _shared(manifest: Manifest, settings: Availability) -> Finding:
     do = f"its owner lets peers keep more (availability.megabytes, now {settings.megabytes:,})"
     if settings.rounds < SETTLED:
         do = f"its owner lets peers keep them for longer (availability.rounds, now {settings.rounds:,})"
-    if rounds < SETTLED and settings.samplers:
+    if rounds < SETTLED:
         return Finding(Level.ODD, "shares", f"{says}: too few for anybody to be asked for one", do)
     if not state_is_shared(manifest, clusters):
         return Finding(Level.ODD, "shares", f"{says}, and for none of a state: who joins needs somebody who has one", do)

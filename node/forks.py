@@ -119,7 +119,8 @@ async def follow_owner(
 def _error(round: int, path: Path) -> LocalError:
     return LocalError(
         f"the coordinator signed two different commits for round {round}: it cannot be trusted. Both are in {path}: show them"
-        " to the run's owner, who ends this with `dilocox appoint`. Move that file away to follow this node's chain all the same."
+        " to the run's owner, who ends this with `dilocox owner appoint`. Move that file away"
+        " to follow this node's chain all the same."
     )
 
 

@@ -306,9 +306,6 @@ class Availability(Section):
     """For so many rounds shares of what was counted are kept; of states those of the two newest snapshots."""
     megabytes: Annotated[int, Field(ge=1, le=1 << 24)] = 4096
     """Of each peer's disk for its shares (10⁶ bytes): half for what was counted, then states, then more of what was counted."""
-    samplers: Annotated[int, Field(ge=0, le=limits.AUDITORS)] = 5
-    """So many, drawn by standing, ask a cluster that is drawn whether it has its shares (sampling.py): all others where they are
-    fewer. 0: nobody is asked."""
 
     @property
     def most_bytes(self) -> int:

@@ -32,6 +32,10 @@ PART = 8
 """One of so many clusters is asked in a round, and at least one."""
 
 
+SAMPLERS = 5
+"""Clusters, drawn by standing, that ask a cluster whether it has its shards: all others where they are fewer."""
+
+
 @dataclass(frozen=True)
 class Sampled:
     """A cluster that is asked in a round."""
@@ -42,19 +46,18 @@ class Sampled:
 
 
 def due(manifest: Manifest, head: Head) -> Sequence[Sampled]:
-    """In the round that this head opens; nobody where the run keeps no shares, or asks for none."""
-    wanted = manifest.availability.samplers if manifest.availability is not None else 0
-    if not wanted or len(head.roster) < 2:
+    """Return the clusters that are asked in the round that this head opens; none in a run without availability."""
+    if manifest.availability is None or len(head.roster) < 2:
         return ()
     says = standing.capped(standing.by_standing(manifest, head.standings, sorted(head.roster)))
-    return _drawn(wanted, sha256(b"dilocox samples", head.digest), tuple(says.items()))
+    return _drawn(sha256(b"dilocox samples", head.digest), tuple(says.items()))
 
 
 @lru_cache(maxsize=8)
-def _drawn(wanted: int, seed: bytes, says: tuple[tuple[str, int], ...]) -> Sequence[Sampled]:
+def _drawn(seed: bytes, says: tuple[tuple[str, int], ...]) -> Sequence[Sampled]:
     """Asked for each receipt that tells of a sample: at once."""
     asked = sorted((name for name, _ in says), key=lambda name: sha256(seed, name.encode()))[: max(1, len(says) // PART)]
-    return tuple(Sampled(name, draw(wanted, seed, name, dict(says))) for name in asked)
+    return tuple(Sampled(name, draw(SAMPLERS, seed, name, dict(says))) for name in asked)
 
 
 def duties(sampled: Iterable[Sampled], me: str) -> list[str]:

@@ -3,7 +3,8 @@
 import os
 import resource
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from importlib import import_module
 
@@ -39,6 +40,24 @@ def _memory() -> None:
 def _library(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Nothing reads or writes what the person who runs the tests keeps in ~/.dilocox."""
     os.environ["DILOCOX_HOME"] = str(tmp_path_factory.mktemp("home"))
+
+
+def left_out(reasons: Sequence[str], deselected: int) -> str:
+    """Return a line that says what a run of the tests left out, and why."""
+    counted = sorted(Counter(reasons).items(), key=lambda item: (-item[1], item[0]))
+    parts = [f"{count} skipped ({reason})" for reason, count in counted]
+    if deselected:
+        parts.append(f"{deselected} for `make test-all`")
+    return f"left out: {'; '.join(parts) or 'nothing'}"
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Say last what was left out: a gate that passes has not looked at that."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or hasattr(config, "workerinput") or config.option.collectonly:
+        return
+    skipped = [report.longrepr[2].removeprefix("Skipped: ") for report in reporter.stats.get("skipped", [])]
+    reporter.write_line(left_out(skipped, len(reporter.stats.get("deselected", []))))
 
 
 @pytest.fixture

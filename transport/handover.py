@@ -63,5 +63,5 @@ def read_handover(path: Path) -> tuple[Manifest, str]:
     """The run, and the peer id of who signs from here on. Raises ConfigError where it is no handover."""
     with ChainFile.for_reading(path) as given:
         if given.signed_manifest is None:
-            raise ConfigError(f"{path} does not hold the signed manifest: it is no handover of `dilocox appoint`")
+            raise ConfigError(f"{path} does not hold the signed manifest: it is no handover of `dilocox owner appoint`")
         return given.manifest, given.signer

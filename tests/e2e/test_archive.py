@@ -17,7 +17,7 @@ from dilocox.transport.data_directory import load_identity
 from tests.ceph import ceph_bucket
 from tests.e2e.conftest import build, running, wait_for
 
-pytestmark = [pytest.mark.e2e, pytest.mark.thorough]
+pytestmark = pytest.mark.e2e
 
 SOON = {"deadline_seconds = 120": "deadline_seconds = 20", "liveness_seconds = 30": "liveness_seconds = 10"}
 """A coordinator that starts waits for a deadline and a grace for those who are gone."""
@@ -40,7 +40,7 @@ def archive_with(place: str, round: int) -> ArchiveHead | None:
     return head if head is not None and whole and head.payloads and head.payloads[-1][1] >= round else None
 
 
-@pytest.fixture(params=["folder", "bucket"])
+@pytest.fixture(params=["folder", pytest.param("bucket", marks=pytest.mark.thorough)])
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Where an archive is to be: in a folder, and in a bucket of a real S3 server."""
     if request.param == "folder":
@@ -76,7 +76,7 @@ def test_a_run_goes_on_when_all_peers_and_the_coordinator_are_gone(place: str, t
     round, root = next(iter(head.states.items()))
     home = after / "coordinator"
     new = load_identity(home / "identity.key").peer
-    said = dilocox("appoint", new, str(after / "run.toml"), "--archive", place)
+    said = dilocox("owner", "appoint", new, str(after / "run.toml"), "--archive", place)
     assert f"round {round} starts from the archived state {root.hex()}" in said
 
     link = str(after / "link")

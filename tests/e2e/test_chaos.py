@@ -7,7 +7,7 @@ import pytest
 from bench.chaos.__main__ import QUICK, chaos
 from bench.chaos.network import lacking
 
-pytestmark = [pytest.mark.e2e, pytest.mark.thorough]
+pytestmark = pytest.mark.e2e
 
 
 @pytest.mark.skipif(bool(lacking()), reason=lacking() or "it can run here")

@@ -116,7 +116,7 @@ def test_who_has_the_link_hears_whether_its_machine_fits_and_can_be_dialled(swar
         text=True,
     )
     assert told.returncode == 5, "the run names another holder, or none"
-    assert f"names no holder {me}" in told.stdout.replace("\n", "")
+    assert f"names no relay {me}" in told.stdout.replace("\n", "")
 
 
 @pytest.mark.parametrize("name", ["node-1", "coordinator"])
@@ -565,7 +565,18 @@ def test_the_owner_gives_the_run_to_another_coordinator(swarm: Swarm):
     (path,) = find_chains(donor)
     with ChainFile.for_reading(path) as chain:
         before = chain.length
-    appoint = [sys.executable, "-P", "-m", "dilocox.cli.main", "appoint", heir, str(folder / "run.toml"), "--home", str(donor)]
+    appoint = [
+        sys.executable,
+        "-P",
+        "-m",
+        "dilocox.cli.main",
+        "owner",
+        "appoint",
+        heir,
+        str(folder / "run.toml"),
+        "--home",
+        str(donor),
+    ]
     subprocess.run(appoint, check=True, timeout=PATIENCE_SECONDS)
     (folder / "link").unlink()
     arguments = ["coordinator", str(folder / "run.chain"), "--home", str(home), "--link-file", str(folder / "link")]

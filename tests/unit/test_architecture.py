@@ -6,11 +6,16 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
+from dilocox.cli.verbs import VERBS, Verbs
 from dilocox.protocol import checks
+from dilocox.protocol.allowed import annotated, section_of
+from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.pb.generate import generate
 
 ROOT = Path(__file__).parents[2]
@@ -28,6 +33,9 @@ MAY_IMPORT: dict[str, set[str]] = {
 HEAVY = {"torch", "transformers", "safetensors"}
 WORLD = {"asyncio", "socket", "os", "time", "random", "secrets", "pathlib", "subprocess", "threading", "sqlite3"}
 WORLD |= {"grpc", "aiohttp", "torch"}
+MOST_SETTINGS, MOST_COMMANDS = 80, 32
+SCREEN_LINES = 48
+"""Lines of a terminal: the help of a node fits two."""
 
 
 CORE = ("rules", "chain", "tally", "member", "round")
@@ -251,3 +259,22 @@ def test_daemon_imports_no_module_of_a_check_before_it_knows_its_run(daemon: str
     loaded = loaded_by(f"import sys, dilocox.{daemon}; print(*sys.modules)")
     assert f"dilocox.{daemon}" in loaded
     assert not loaded & (MODULES_OF_CHECKS - NOT_YET)
+
+
+def settings_of(section: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[str]:
+    """Yield a manifest's settings. The model's Hugging Face config is one: its keys are transformers'."""
+    for name, field in section.model_fields.items():
+        inner = section_of(annotated(field))
+        if inner is None or (*path, name) == ("model", "config"):
+            yield ".".join((*path, name))
+        else:
+            yield from settings_of(inner, (*path, name))
+
+
+def test_settings_commands_and_help_stay_few():
+    assert len(list(settings_of(Manifest))) <= MOST_SETTINGS
+    commands = Verbs(VERBS, lambda name, command: None)
+    assert sum(len(getattr(commands[name], "commands", ())) or 1 for name in VERBS) <= MOST_COMMANDS
+    node = commands["node"]
+    with node.make_context("dilocox node", [], resilient_parsing=True, terminal_width=80) as context:
+        assert len(node.get_help(context).splitlines()) <= 2 * SCREEN_LINES

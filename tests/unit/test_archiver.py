@@ -60,7 +60,7 @@ async def test_a_run_begins_again_from_its_archive_when_everybody_is_gone(tmp_pa
     table, place = await kept(tmp_path)
     (tmp_path / "run.key").write_bytes(format_identity(OWNER.seed))
     (tmp_path / "run.key").chmod(0o600)
-    said = CliRunner().invoke(app, ["appoint", NEW.peer, str(tmp_path / "run.toml"), "--archive", str(place)])
+    said = CliRunner().invoke(app, ["owner", "appoint", NEW.peer, str(tmp_path / "run.toml"), "--archive", str(place)])
     assert said.exit_code == 0, said.output
     run, signer = read_handover(tmp_path / "run.chain")
     assert (run, signer) == (table.run, NEW.peer)
@@ -95,7 +95,10 @@ async def test_who_was_never_here_begins_with_the_state_that_the_owner_named(tmp
     table, place = await kept(tmp_path)
     (tmp_path / "run.key").write_bytes(format_identity(OWNER.seed))
     (tmp_path / "run.key").chmod(0o600)
-    assert CliRunner().invoke(app, ["appoint", NEW.peer, str(tmp_path / "run.toml"), "--archive", str(place)]).exit_code == 0
+    assert (
+        CliRunner().invoke(app, ["owner", "appoint", NEW.peer, str(tmp_path / "run.toml"), "--archive", str(place)]).exit_code
+        == 0
+    )
     chain, store = ChainFile(tmp_path / "node.db", table.run), BlobStore(tmp_path / "node")
     take_over(tmp_path / "run.chain", chain)
     source = ArchiveSource(ArchivePlace(str(place), None), table.run.run_id)
@@ -112,7 +115,7 @@ async def test_who_was_never_here_begins_with_the_state_that_the_owner_named(tmp
 
 
 def appointing(tmp_path: Path, *arguments: str) -> str:
-    done = CliRunner().invoke(app, ["appoint", NEW.peer, str(tmp_path / "run.toml"), *arguments])
+    done = CliRunner().invoke(app, ["owner", "appoint", NEW.peer, str(tmp_path / "run.toml"), *arguments])
     assert done.exit_code == 2
     return done.output
 

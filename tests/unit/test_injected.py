@@ -35,7 +35,7 @@ SAID = (
     f"node --join {LINK} --home n --no-dht",
     f"relay --join {LINK} --home n --no-dht",
     f"archive --join {LINK} --home n --archive store --no-dht",
-    f"appoint {identity(0).peer} run.toml --home home/node",
+    f"owner appoint {identity(0).peer} run.toml --home home/node",
     "pause --home home/node",
     "resume --home home/node",
     "leave --home home/node",

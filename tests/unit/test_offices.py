@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from dilocox.coordinator import office as offices
 from dilocox.coordinator.desk import Desk
-from dilocox.coordinator.etcd import EtcdPlace
 from dilocox.coordinator.office import Office, take_office, win_office, write_down_store
 from dilocox.coordinator.service import Contacts, CoordinatorService
 from dilocox.coordinator.shared_log import COMMITS_KEPT, LEASE_SECONDS, DeposedError
@@ -35,7 +33,6 @@ from tests.fake_store import FakeStore
 from tests.helpers import COORDINATOR, Table, identity, manifest, until
 
 RUN = manifest(rounds={"count": 40})
-PLACE = EtcdPlace(("http://127.0.0.1:1",), "test")
 
 
 class Line:
@@ -59,7 +56,10 @@ class World:
         self.store = FakeStore(lambda: self.now)
         self.lines: list[Line] = []
 
-    def connect(self, place: EtcdPlace) -> Line:
+    label, prefix = "fake://test", "test"
+
+    def open(self) -> Line:
+        """Return a connection to the store, as coordinator.store.StorePlace."""
         self.lines.append(Line(self))
         return self.lines[-1]
 
@@ -123,7 +123,7 @@ class Coordinator:
         if self.alone:
             return await take_office(home, self.chain, network, self.desk)
         says, told = self.says.append, lambda others: None
-        return await win_office(PLACE, self.name, home, self.chain, network, self.desk, tasks, closing, says, told, False)
+        return await win_office(self.world, self.name, home, self.chain, network, self.desk, tasks, closing, says, told, False)
 
 
 class Node:
@@ -149,10 +149,8 @@ class Node:
 
 
 @pytest.fixture
-async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    world = World(tmp_path)
-    monkeypatch.setattr(offices, "Etcd", world.connect)
-    return world
+async def world(tmp_path: Path) -> World:
+    return World(tmp_path)
 
 
 @asynccontextmanager
@@ -295,8 +293,8 @@ async def test_who_stands_by_says_who_leads(world: World):
 
 def test_a_folder_that_shared_its_rounds_does_not_start_alone(tmp_path: Path):
     assert not write_down_store(tmp_path, None)
-    assert not write_down_store(tmp_path, PLACE)
-    assert write_down_store(tmp_path, PLACE)
+    assert not write_down_store(tmp_path, World(tmp_path))
+    assert write_down_store(tmp_path, World(tmp_path))
     with pytest.raises(ConfigError, match="say --store"):
         write_down_store(tmp_path, None)
 

@@ -12,6 +12,9 @@ from typer.testing import CliRunner
 
 from dilocox.cli import main as cli
 from dilocox.cli import verbs
+from dilocox.coordinator.store import STORES, parse_place
+from dilocox.protocol.errors import ConfigError
+from dilocox.transport.archive.storage import SCHEMES, FolderStorage, open_storage
 
 ROOT = Path(__file__).parents[2]
 
@@ -97,3 +100,23 @@ def test_core_imports_no_plugin():
     for room in ("protocol", "transport", "coordinator", "node", "views", "cli"):
         for path in (ROOT / room).rglob("*.py"):
             assert not re.search(r"^\s*(from|import) dilocox_", path.read_text(), re.MULTILINE), path
+
+
+def test_plugin_adds_a_scheme_of_archives(installed: Installed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    (tmp_path / "ipfs_store.py").write_text("class Store:\n    def __init__(self, url):\n        self.url = url\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    installed.add("ipfs", f"[{SCHEMES}]\nipfs = ipfs_store:Store\nfile = ipfs_store:Store\nbroken = no_such_module:Store\n")
+    assert open_storage("ipfs://abc").url == "ipfs://abc"
+    assert isinstance(open_storage(f"file://{tmp_path}"), FolderStorage), "a scheme of the core stays the core's"
+    with pytest.raises(ConfigError, match="the plugin ipfs cannot be loaded"):
+        open_storage("broken://abc")
+    with pytest.raises(ConfigError, match="is no archive"):
+        open_storage("other://abc")
+
+
+def test_store_without_its_plugin_names_what_is_installed(installed: Installed):
+    with pytest.raises(ConfigError, match="install dilocox-etcd"):
+        parse_place("etcd://127.0.0.1:2379/run")
+    installed.add("other", f"[{STORES}]\nother = builtins:dict\n")
+    with pytest.raises(ConfigError, match="installed: other://"):
+        parse_place("etcd://127.0.0.1:2379/run")

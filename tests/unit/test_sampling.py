@@ -15,10 +15,10 @@ from tests.helpers import Table, digest, identity, manifest
 ROUNDS = 32
 
 
-def run_of(samplers: int = 5, clusters: int = 12) -> Manifest:
+def run_of(clusters: int = 12) -> Manifest:
     return manifest(
         standing={"rounds": ROUNDS},
-        availability={"samplers": samplers},
+        availability={"rounds": 256},
         rounds={"count": 100, "start_clusters": clusters},
     )
 
@@ -50,7 +50,7 @@ def test_in_each_round_some_are_asked_by_as_many_others_as_the_run_says():
 
 
 def test_nobody_is_asked_where_the_run_asks_for_none_or_there_is_nobody_else():
-    assert sampling.due(run_of(0), head_of()) == ()
+    assert sampling.due(manifest(standing={"rounds": ROUNDS}), head_of()) == ()
     assert sampling.due(manifest(), head_of()) == ()
     alone = head_of()
     assert sampling.due(run_of(), replace(alone, roster=dict(list(alone.roster.items())[:1]))) == ()

@@ -402,14 +402,14 @@ def test_appoint_writes_what_makes_a_coordinator(
     file.close()
     home = ("--home", tmp_path / "home")
     monkeypatch.setattr("time.time", lambda: 4000.5)
-    assert dilocox(monkeypatch, "appoint", "somebody", tmp_path / "[r].toml", *home) == 2
-    assert dilocox(monkeypatch, "appoint", NEW.peer, tmp_path / "[r].toml", *home, "--round", 9) == 2
-    assert dilocox(monkeypatch, "appoint", NEW.peer, tmp_path / "[r].toml", "--home", tmp_path) == 2
+    assert dilocox(monkeypatch, "owner", "appoint", "somebody", tmp_path / "[r].toml", *home) == 2
+    assert dilocox(monkeypatch, "owner", "appoint", NEW.peer, tmp_path / "[r].toml", *home, "--round", 9) == 2
+    assert dilocox(monkeypatch, "owner", "appoint", NEW.peer, tmp_path / "[r].toml", "--home", tmp_path) == 2
     assert not (tmp_path / "[r].chain").exists()
-    assert dilocox(monkeypatch, "appoint", NEW.peer, tmp_path / "[r].toml", *home, "--round", 2) == 0
+    assert dilocox(monkeypatch, "owner", "appoint", NEW.peer, tmp_path / "[r].toml", *home, "--round", 2) == 0
     assert "from round 2 on (term 4000)" in capsys.readouterr().out
     assert read_handover(tmp_path / "[r].chain") == (run, NEW.peer)
-    assert dilocox(monkeypatch, "appoint", NEW.peer, tmp_path / "[r].toml", *home) == 2, "it is not overwritten"
+    assert dilocox(monkeypatch, "owner", "appoint", NEW.peer, tmp_path / "[r].toml", *home) == 2, "it is not overwritten"
     assert {path.name for path in tmp_path.iterdir()} == {"[r].toml", "[r].key", "[r].chain", "home"}
     for commits, gave_up in ((table.commits, True), ([], False), (table.commits[:2], False)):
         mine = ChainFile(tmp_path / f"mine {len(commits)}.db", run)
@@ -431,7 +431,7 @@ def test_appoint_writes_what_makes_a_coordinator(
     # The next appointment is larger, though this folder never heard of the first.
     (tmp_path / "[r].chain").rename(tmp_path / "first.chain")
     monkeypatch.setattr("time.time", lambda: 5000.5)
-    assert dilocox(monkeypatch, "appoint", identity(52).peer, tmp_path / "[r].toml", *home, "--round", 2) == 0
+    assert dilocox(monkeypatch, "owner", "appoint", identity(52).peer, tmp_path / "[r].toml", *home, "--round", 2) == 0
     take_over(tmp_path / "[r].chain", astray)
     assert (astray.term, astray.signer) == (5000, identity(52).peer)
     astray.close()

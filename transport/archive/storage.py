@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 
 import obstore
@@ -18,11 +18,14 @@ from dilocox.protocol.errors import ConfigError, RemoteError
 from dilocox.protocol.ids import printable
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.files import fsync_directory, open_regular, write_atomically, write_new
+from dilocox.transport.plugins import installed, load
 
 __all__ = ["BucketStorage", "FolderStorage", "Storage", "open_storage"]
 
 T = TypeVar("T")
 
+SCHEMES = "dilocox.archives"
+"""Group of entry points: by URL scheme a function that returns the Storage of a URL, or raises ConfigError."""
 SHOWN_CHARACTERS = 200
 """Most that an error repeats of a path."""
 LISTED = 1 << 20
@@ -65,7 +68,8 @@ class Storage(Protocol):
 
 
 def open_storage(url: str, option: str = "--archive") -> Storage:
-    """Of `file:///PATH`, a path, or `s3://BUCKET/PREFIX`. `option`: who names it, for the sentence. Raises ConfigError."""
+    """Return the storage of `file:///PATH`, a path, `s3://BUCKET/PREFIX`, or a plugin's scheme. `option`: the option that names it,
+    for the sentence. Raises ConfigError."""
     scheme, separator, _ = url.partition("://")
     if not separator:
         return _folder(Path(url), option)
@@ -79,6 +83,8 @@ def open_storage(url: str, option: str = "--archive") -> Storage:
         return _folder(Path(unquote(parts.path)), option)
     if scheme == "s3" and parts.netloc and not parts.query and not parts.fragment and "@" not in parts.netloc:
         return BucketStorage(parts.netloc, parts.path.strip("/"))
+    if scheme not in ("file", "s3") and (entry := installed(SCHEMES).get(scheme)) is not None:
+        return cast("Storage", load(entry)(url))
     raise ConfigError(
         f"{option} {printable(url)[:SHOWN_CHARACTERS]} is no archive: use a folder, file:///PATH or s3://BUCKET/PREFIX. Set the"
         " bucket's server and credentials with AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from etcd_members import EtcdMembers, etcd_members
 
 from dilocox.node.testnet import ANSWER_SECONDS, Member
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.files import find_chains
 from tests.e2e.conftest import Swarm, build, wait_for, wait_until_gone
-from tests.etcd_members import EtcdMembers, etcd_members
 
-pytestmark = [pytest.mark.e2e, pytest.mark.thorough]
+pytestmark = pytest.mark.e2e
 
 OFFICES = ("coordinator", "coordinator-2")
 
@@ -110,6 +110,7 @@ def test_a_leader_that_is_killed_is_followed_by_the_other(swarm: Offices):
     swarm.comes_back(leader)
 
 
+@pytest.mark.thorough
 def test_a_leader_that_stood_still_and_wakes_signs_nothing(swarm: Offices):
     leader = swarm.led()
     swarm.testnet.kill(swarm.testnet.member(leader), signal.SIGSTOP)
@@ -122,6 +123,7 @@ def test_a_leader_that_stood_still_and_wakes_signs_nothing(swarm: Offices):
     wait_for(swarm.one_leads, "one leads, the other stands by")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("what", [signal.SIGSTOP, signal.SIGKILL])
 def test_a_member_of_etcd_that_is_gone_costs_nobody_a_round(swarm: Offices, what: signal.Signals):
     number = 0 if what == signal.SIGSTOP else 1
@@ -134,6 +136,7 @@ def test_a_member_of_etcd_that_is_gone_costs_nobody_a_round(swarm: Offices, what
     swarm.goes_on()
 
 
+@pytest.mark.thorough
 def test_a_store_that_lost_everything_costs_nobody_a_round(swarm: Offices):
     """Also the count by which nodes tell who was elected last."""
     leader = swarm.led()
@@ -144,6 +147,7 @@ def test_a_store_that_lost_everything_costs_nobody_a_round(swarm: Offices):
     swarm.comes_back(leader)
 
 
+@pytest.mark.thorough
 def test_a_leader_that_is_told_to_stop_hands_over_at_once(swarm: Offices):
     leader = swarm.led()
     swarm.testnet.kill(swarm.testnet.member(leader), signal.SIGTERM)

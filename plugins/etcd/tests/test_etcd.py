@@ -18,18 +18,19 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from dilocox_etcd import client as etcd
+from dilocox_etcd.client import Etcd, EtcdPlace, parse_store
+from etcd_members import EtcdMembers, etcd_members
 
-from dilocox.coordinator import etcd, parts, shared_log
-from dilocox.coordinator.etcd import Etcd, EtcdPlace, parse_store
+from dilocox.coordinator import parts, shared_log
 from dilocox.coordinator.log import Entry
 from dilocox.coordinator.office import write_down_store
 from dilocox.coordinator.shared_log import DeposedError, Holder, SharedLog
-from dilocox.coordinator.store import Delete, Guard, Item, Put, Store, StoreError, StoreRefusedError
+from dilocox.coordinator.store import Delete, Guard, Item, Put, Store, StoreError, StoreFiles, StoreRefusedError
 from dilocox.protocol import round
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.round import Moment
 from dilocox.transport.chain_file import ChainFile
-from tests.etcd_members import EtcdMembers, etcd_members
 from tests.fake_store import FakeStore
 from tests.helpers import PATIENCE_SECONDS, identity, manifest
 
@@ -175,7 +176,7 @@ async def test_a_user_and_a_password_come_by_file(tmp_path: Path):
     secret.write_text("root\nsecret\n")
     secret.chmod(0o600)
     with etcd_members(tmp_path / "one", 1, ["--auth-token-ttl", "1"]) as members:
-        place = parse_store(f"etcd://{members.at}/x", auth=secret)
+        place = parse_store(f"etcd://{members.at}/x", StoreFiles(auth=secret))
         plain = Etcd(parse_store(f"etcd://{members.at}/x"))
         for call, body in (("user/add", {"name": "root", "password": "secret"}), ("role/add", {"name": "root"})):
             await plain.call(f"auth/{call}", body)
@@ -217,8 +218,8 @@ async def test_etcd_over_tls_with_a_certificate_of_ours(tmp_path: Path):
     options = [f"--cert-file={certificate}", f"--key-file={secret}", "--client-cert-auth", f"--trusted-ca-file={certificate}"]
     with etcd_members(tmp_path / "one", 1, options, "https") as members:
         at = f"etcds://{members.at}/x"
-        store = Etcd(parse_store(at, None, certificate, certificate, secret))
-        strangers = [Etcd(parse_store(at)), Etcd(parse_store(at, ca=certificate))]
+        store = Etcd(parse_store(at, StoreFiles(None, certificate, certificate, secret)))
+        strangers = [Etcd(parse_store(at)), Etcd(parse_store(at, StoreFiles(ca=certificate)))]
 
         async def wrote() -> bool:
             try:
@@ -293,7 +294,9 @@ def test_a_store_that_is_no_address_is_refused_in_words(text: str):
 
 
 async def test_files_of_secrets_are_checked(tmp_path: Path):
-    place = parse_store("etcds://a:1,[::1]:2/p/q/", tmp_path / "auth", tmp_path / "ca", tmp_path / "c", tmp_path / "k")
+    place = parse_store(
+        "etcds://a:1,[::1]:2/p/q/", StoreFiles(tmp_path / "auth", tmp_path / "ca", tmp_path / "c", tmp_path / "k")
+    )
     assert (place.endpoints, place.prefix) == (("https://a:1", "https://[::1]:2"), "p/q")
     with pytest.raises(ConfigError, match="--store-auth"):
         Etcd(place)
@@ -305,9 +308,9 @@ async def test_files_of_secrets_are_checked(tmp_path: Path):
     with pytest.raises(ConfigError, match="--store-ca"):
         Etcd(place)
     with pytest.raises(ConfigError, match="--store-key"):
-        parse_store("etcds://a:1/p", certificate=tmp_path / "c")
+        parse_store("etcds://a:1/p", StoreFiles(certificate=tmp_path / "c"))
     with pytest.raises(ConfigError, match="etcds"):
-        parse_store("etcd://a:1/p", ca=tmp_path / "ca")
+        parse_store("etcd://a:1/p", StoreFiles(ca=tmp_path / "ca"))
 
 
 JUNK: list[object] = [

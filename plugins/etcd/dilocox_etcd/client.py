@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import aiohttp
 from pydantic import Base64Bytes, BaseModel, ValidationError
 
-from dilocox.coordinator.store import Change, Found, Guard, Item, Put, StoreError, StoreRefusedError
+from dilocox.coordinator.store import Change, Found, Guard, Item, Put, StoreError, StoreFiles, StoreRefusedError
 from dilocox.protocol import limits
 from dilocox.protocol.errors import ConfigError
 
@@ -48,6 +48,9 @@ _FINAL = {
 }
 
 
+NO_FILES = StoreFiles()
+
+
 @dataclass(frozen=True)
 class EtcdPlace:
     """Where a store is, and how one gets in."""
@@ -56,19 +59,19 @@ class EtcdPlace:
     """http(s)://HOST:PORT of its members."""
     prefix: str
     """Of all our keys, `/` at neither end."""
-    auth: Path | None = None
-    """A file of two lines: user, password."""
-    ca: Path | None = None
-    """Of etcd's certificate; None: the system's."""
-    certificate: Path | None = None
-    """Ours, as a client, with its key in `key`."""
-    key: Path | None = None
+    files: StoreFiles = NO_FILES
+
+    @property
+    def label(self) -> str:
+        return f"{','.join(self.endpoints)}/{self.prefix}"
+
+    def open(self) -> "Etcd":
+        return Etcd(self)
 
 
-def parse_store(
-    text: str, auth: Path | None = None, ca: Path | None = None, certificate: Path | None = None, key: Path | None = None
-) -> EtcdPlace:
-    """`etcd://HOST:PORT[,HOST:PORT…]/PREFIX`; `etcds://…` over TLS. Raises ConfigError."""
+def parse_store(text: str, files: StoreFiles | None = None) -> EtcdPlace:
+    """Parse `etcd://HOST:PORT[,HOST:PORT…]/PREFIX`; `etcds://…` over TLS. Raises ConfigError."""
+    files = files or NO_FILES
     scheme, _, rest = text.partition("://")
     members, _, prefix = rest.partition("/")
     prefix = prefix.strip("/")
@@ -86,11 +89,11 @@ def parse_store(
         endpoints.append(f"{'https' if scheme == 'etcds' else 'http'}://{member}")
     if len(endpoints) > ENDPOINTS:
         raise ConfigError(f"--store names {len(endpoints)} members; at most {ENDPOINTS}")
-    if (certificate is None) != (key is None):
+    if (files.certificate is None) != (files.key is None):
         raise ConfigError("a client's certificate needs its key: say both --store-cert and --store-key")
-    if scheme == "etcd" and (ca or certificate):
+    if scheme == "etcd" and (files.ca or files.certificate):
         raise ConfigError("--store-ca, --store-cert and --store-key are for etcds://")
-    return EtcdPlace(tuple(endpoints), prefix, auth, ca, certificate, key)
+    return EtcdPlace(tuple(endpoints), prefix, files)
 
 
 def _read_auth(path: Path) -> tuple[str, str]:
@@ -107,9 +110,9 @@ def _tls(place: EtcdPlace) -> ssl.SSLContext | None:
     if not place.endpoints[0].startswith("https"):
         return None
     try:
-        context = ssl.create_default_context(cafile=place.ca)
-        if place.certificate is not None:
-            context.load_cert_chain(place.certificate, place.key)
+        context = ssl.create_default_context(cafile=place.files.ca)
+        if place.files.certificate is not None:
+            context.load_cert_chain(place.files.certificate, place.files.key)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(f"the files of --store-ca, --store-cert or --store-key cannot be used: {error}") from error
     return context
@@ -121,7 +124,7 @@ class Etcd:
     def __init__(self, place: EtcdPlace) -> None:
         """Raises ConfigError for files that cannot be used."""
         self._endpoints, self._turn = place.endpoints, 0
-        self._auth = _read_auth(place.auth) if place.auth is not None else None
+        self._auth = _read_auth(place.files.auth) if place.files.auth is not None else None
         self._token = ""
         connector = aiohttp.TCPConnector(ssl=_tls(place) or True)
         self._session = aiohttp.ClientSession(connector=connector, trust_env=False)
