@@ -60,6 +60,7 @@ async def measure(rounds: int, clusters: int, stages: int = STAGES) -> list[dict
         log.flush()
         with closing(log), closing(ChainFile(folder / "chain.db", run, views.describe)) as chain:
             service = CoordinatorService(COORDINATOR, chain, pb.Envelope(), appraise)
+            service.resume()
             door = Door("127.0.0.1:0")
             await door.show(create_coordinator_app(service, log, Traffic(), "coordinator"))
             try:

@@ -25,7 +25,7 @@ from google.protobuf.message import Message
 
 from bench.mutation import Mutator
 from bench.parsers import RUN, statements
-from dilocox.coordinator.service import CoordinatorService
+from dilocox.coordinator.service import Contacts, CoordinatorService
 from dilocox.node.attest.prover import AttestorService
 from dilocox.node.attest.verify import appraise
 from dilocox.node.boxes.lead import BoxAdmission
@@ -44,9 +44,10 @@ from dilocox.transport.blobs import BlobStore
 from dilocox.transport.callers import Callers, Credentials
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.heads import Heads
+from dilocox.transport.presence import Directory
 from dilocox.transport.reach import ReachService
 from dilocox.transport.rpc import create_server
-from tests.helpers import COORDINATOR, Table, digest, identity
+from tests.helpers import COORDINATOR, Table, digest, identity, serve_also
 from tests.peers import meeting
 
 __all__ = ["call_all", "merged"]
@@ -95,16 +96,16 @@ class Servers:
         async with AsyncExitStack() as closing:
             (peer,) = await closing.enter_async_context(meeting(folder, RUN, table.commits))
             peer.store.put([BLOB])
-            peer.lead.admission = BoxAdmission(RUN.run_id, identity(0).peer, SECRET, cuda=False, most=1)
-            peer.service.is_member = lambda name: name in peer.chain.head.cluster_by_peer
-            service = cls.coordinate(folder, table)
+            peer.lead.admit(BoxAdmission(RUN.run_id, identity(0).peer, SECRET, cuda=False, most=1))
+            serve_also(peer.service, is_member=lambda name: name in peer.chain.head.cluster_by_peer)
             certificate = tls.load_or_create(folder)
-            service.callers = Callers(RUN.run_id, certificate.certificate_der)
+            callers = Callers(RUN.run_id, certificate.certificate_der)
+            service = cls.coordinate(folder, table, Contacts(callers, Directory(None, COORDINATOR, RUN.run_id, 1)))
             server, port = await create_server("127.0.0.1:0", certificate)
             record = pb.PeerRecord(address=f"127.0.0.1:{port}", certificate=certificate.certificate_der, sequence=1)
             service.learn_own_record(seal(COORDINATOR, pb.KIND_PEER_RECORD, RUN.run_id, record))
             rpc.add_CoordinatorServicer_to_server(service, server)
-            rpc.add_ReachServicer_to_server(ReachService(RUN.run_id, service.callers, Heads()), server)
+            rpc.add_ReachServicer_to_server(ReachService(RUN.run_id, callers, Heads()), server)
             rpc.add_AttestorServicer_to_server(AttestorService(), server)
             await server.start()
             closing.push_async_callback(server.stop, 0)
@@ -116,11 +117,13 @@ class Servers:
             await asyncio.gather(*running, return_exceptions=True)
 
     @staticmethod
-    def coordinate(folder: Path, table: Table | None = None) -> CoordinatorService:
+    def coordinate(folder: Path, table: Table | None = None, contacts: Contacts | None = None) -> CoordinatorService:
         chain = ChainFile(folder / "chain.db", RUN)
         for commit in table.commits if table else ():
             chain.append(commit.envelope)
-        return CoordinatorService(COORDINATOR, chain, pb.Envelope(), appraise)
+        service = CoordinatorService(COORDINATOR, chain, pb.Envelope(), appraise, contacts=contacts)
+        service.resume()
+        return service
 
     async def look(self) -> list[str]:
         """What is not as it should be."""

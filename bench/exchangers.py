@@ -21,8 +21,10 @@ import torch.distributed as dist
 from bench.lab import announcement
 from bench.report import load_preset
 from bench.sections import model_section
-from dilocox.node.exchange import Exchange
+from dilocox.node.downloader import Downloader
+from dilocox.node.hosted import HostedStages
 from dilocox.node.outer.state import StageState
+from dilocox.node.payload_checker import PayloadChecker
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.head import Cluster
 from dilocox.protocol.leaves import read_leaves
@@ -36,7 +38,7 @@ from dilocox.transport.blobs import BlobStore, digest_of
 from dilocox.transport.callers import Callers
 from dilocox.transport.data_directory import load_identity
 from dilocox.transport.rpc import ChannelPool, create_server
-from dilocox.transport.serve import PeerService
+from dilocox.transport.serve import PeerService, ServedRun
 
 __all__ = ["main", "run_of"]
 
@@ -96,8 +98,8 @@ class Everybody:
 
 
 class Ours:
-    def __init__(self, run: Manifest, identity: Identity, store: BlobStore, exchange: Exchange) -> None:
-        self._run, self._identity, self._store, self._exchange = run, identity, store, exchange
+    def __init__(self, run: Manifest, identity: Identity, store: BlobStore, checker: PayloadChecker) -> None:
+        self._run, self._identity, self._store, self._checker = run, identity, store, checker
         self._state = StageState(run, 0)
 
     def encode(self, rank: int, round: int) -> str:
@@ -118,7 +120,7 @@ class Ours:
         sealed = [base64.b64decode(each) for each in contributions]
         opened = [open_envelope(raw, self._run.run_id, (pb.KIND_CONTRIBUTION,)) for raw in sealed]
         keep = self._run.compression.keep
-        verdicts = await asyncio.gather(*(self._exchange.judge(each, BASE, keep) for each in opened))
+        verdicts = await asyncio.gather(*(self._checker.judge(each, BASE, keep) for each in opened))
         if refused := [reason for reason, _ in verdicts if reason]:
             raise SystemExit(f"a payload was refused: {refused}")
         leaves = [
@@ -141,7 +143,7 @@ async def ours(rank: int, address: str, folder: Path, run: Manifest) -> None:
     certificate = tls.load_or_create(folder)
     server, port = await create_server(f"{address}:0", certificate)
     service = PeerService(store, Callers(run.run_id, certificate.certificate_der))
-    service.is_member = lambda peer: True
+    service.serve(ServedRun(is_member=lambda peer: True))
     rpc.add_PeerServicer_to_server(service, server)
     await server.start()
     record = pb.PeerRecord(address=f"{address}:{port}", certificate=certificate.certificate_der)
@@ -149,7 +151,8 @@ async def ours(rank: int, address: str, folder: Path, run: Manifest) -> None:
     directory = Everybody((await told())["records"])
     channels = ChannelPool(identity, run.run_id)
     roster = {name: Cluster(name, (), joined=1) for name in directory.peers}
-    peer = Ours(run, identity, store, Exchange(run, [0], store, directory, channels, identity.peer, roster=lambda: roster))
+    downloader = Downloader(identity.peer, store, directory, channels, lambda: roster)
+    peer = Ours(run, identity, store, PayloadChecker(run, downloader, HostedStages([0]), lambda: roster))
     while True:
         round = (await told())["begin"]
         peer.begin(rank, round)

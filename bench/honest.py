@@ -26,7 +26,7 @@ from dilocox.transport.callers import Callers
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.presence import Directory
 from dilocox.transport.rpc import ChannelPool, create_server, fetch_blob
-from dilocox.transport.serve import PeerService
+from dilocox.transport.serve import PeerService, ServedRun
 from dilocox.transport.tasks import Tasks
 
 __all__ = ["HonestPeer"]
@@ -70,8 +70,8 @@ class HonestPeer:
         self.run, _ = await self._coordinator.run()
         self.chain = ChainFile(self._folder / "chain.db", self.run)
         self._closing.callback(self.chain.close)
-        service.is_member = lambda peer: peer in self.chain.head.cluster_by_peer
-        service.commit = self.chain.raw
+        roster = ServedRun(is_member=lambda peer: peer in self.chain.head.cluster_by_peer, commit=self.chain.raw)
+        service.serve(roster)
         self.state = member.start(self.run, self.identity.peer, self.chain.head)
         self._tasks = Tasks()
         self._closing.push_async_callback(self._tasks.close)

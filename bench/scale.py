@@ -308,6 +308,7 @@ class Desk:
             file.write(initial_head(COORDINATOR.peer), first)
             file.head = advance(run, first)
             desk = cls(CoordinatorService(COORDINATOR, file, pb.Envelope(), appraise), crowd)
+            desk.service.resume()
             tasks = [asyncio.create_task(desk.service.driver.run()), asyncio.create_task(desk.service.run())]
             tasks.append(asyncio.create_task(desk.watch(crowd.identities[0])))
             for one in crowd.identities[1:]:
@@ -415,6 +416,7 @@ async def restart(rounds: int, clusters: int) -> dict[str, Any]:
         before, wall = time.process_time(), time.perf_counter()
         with closing(ChainFile(folder / "chain.db", run, views.describe)) as file:
             service = CoordinatorService(COORDINATOR, file, pb.Envelope(), appraise)
+            service.resume()
             stream = service.follow(services.WatchRequest(from_round=rounds), "", "")
             tip = (await anext(stream)).tip
             spent, waited = time.process_time() - before, time.perf_counter() - wall

@@ -41,7 +41,7 @@ async def _sample(join: str, home: Path | None, count: int) -> "list[Sample]":
     async with following(join, home) as reader:
         if reader.restorer is None:
             raise ConfigError("this run keeps no shares: its run file has no [availability]")
-        parts = reader.manifest, reader.chain, reader.store, reader.exchange, reader.restorer
+        parts = reader.manifest, reader.chain, reader.store, reader.data.applies, reader.restorer
         sampler = await asyncio.to_thread(Sampler, *parts, SystemRandom())
         async with fetching(reader):
             return [await sampler.draw() for _ in range(count)]

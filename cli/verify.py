@@ -22,7 +22,7 @@ from dilocox.cli.common import (
 from dilocox.cli.exits import Exit
 from dilocox.cli.progress import Working, working
 from dilocox.cli.reading import reading
-from dilocox.node.exchange import takes_of
+from dilocox.node.apply_builder import takes_of
 from dilocox.node.forks import check_forks
 from dilocox.node.reader import Reader
 from dilocox.protocol.chain import taken

@@ -15,8 +15,8 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from dilocox.coordinator.desk import Desk
-from dilocox.coordinator.office import take_office, win_office, write_down_store
-from dilocox.coordinator.service import CoordinatorService
+from dilocox.coordinator.office import Office, take_office, win_office, write_down_store
+from dilocox.coordinator.service import Contacts, CoordinatorService
 from dilocox.coordinator.shared_log import DeposedError, Holder, SharedLog
 from dilocox.coordinator.store import StorePlace
 from dilocox.protocol import round
@@ -42,7 +42,7 @@ from dilocox.transport.network import Listen, Network, open_network
 from dilocox.transport.notify import Notice
 from dilocox.transport.rates import Rates
 from dilocox.transport.room import while_there_is_room
-from dilocox.transport.serve import PeerService
+from dilocox.transport.serve import PeerService, Served, ServedRun
 from dilocox.transport.tasks import Stopped, Tasks
 from dilocox.transport.traffic import Traffic
 from dilocox.views import rows as views
@@ -126,6 +126,26 @@ async def run_coordinator(
         await while_there_is_room(home.folder, live, door.no_room)
 
 
+@dataclass(frozen=True)
+class Daemon:
+    """What this coordinator has from its start on, until a write fails."""
+
+    settings: CoordinatorSettings
+    home: DataDirectory
+    door: Door
+    tasks: Tasks
+    closing: AsyncExitStack
+
+    @property
+    def folder(self) -> Path:
+        """Everything of this run."""
+        return self.home.run_folder(self.settings.manifest.run_id)
+
+    @property
+    def facts(self) -> dict[str, str]:
+        return {"run_id": self.settings.manifest.run_id.hex(), "name": self.settings.name}
+
+
 async def _live(
     settings: CoordinatorSettings,
     home: DataDirectory,
@@ -137,61 +157,119 @@ async def _live(
     shared_before: bool,
 ) -> None:
     """`run_coordinator`, until a write fails."""
-    manifest, folder = settings.manifest, home.run_folder(settings.manifest.run_id)
     tasks = Tasks()
     tasks.stop_with(stopped)
     async with AsyncExitStack() as closing:
         closing.push_async_callback(tasks.close)
-        door.tell("reading the chain")
-        chain = await asyncio.to_thread(ChainFile, folder / "chain.db", manifest, views.describe)
-        closing.callback(chain.close)
-        signed = await asyncio.to_thread(_take_office, settings, home, chain)
-        if not chain.length and manifest.model.seed_state is not None:  # else the first commit's clusters made it
-            door.tell("computing the initial state")
-            await verify_initial_state(manifest.model, compute, tasks, closing)
-        desk, traffic = Desk(), Traffic(settings.upload)
-        network = await open_network(
-            home,
-            manifest.run_id,
-            settings.listen,
-            settings.name,
-            tasks,
-            closing,
-            on_record=desk.learn_own_record,
-            traffic=traffic,
-            publish=settings.store is None,
-        )
-        rpc.add_CoordinatorServicer_to_server(desk, network.server)
-        _serve_data(settings, home, network, chain, traffic)
-        facts = {"run_id": manifest.run_id.hex(), "name": settings.name}
+        daemon = Daemon(settings, home, door, tasks, closing)
+        chain, signed = await _open_run(daemon, compute)
+        served = await _open_network(daemon, chain)
 
         def tell_link(others: Sequence[Holder] = ()) -> None:
-            link = _link(manifest, home, network, others)
-            home.announce(role="coordinator", api=door.url, link=str(link), **facts, **network.ports)
+            link = _link(settings.manifest, home, served.network, others)
+            ports = served.network.endpoint.ports
+            home.announce(role="coordinator", api=door.url, link=str(link), **daemon.facts, **ports)
             announce(link)
 
-        if settings.store is None:
-            office = await take_office(home, chain, network, desk)
-        else:
-            await door.wait("it asks the store")
-            tell = partial(door.tell, stands_by=True)
-            office = await win_office(
-                settings.store, settings.name, home, chain, network, desk, tasks, closing, tell, tell_link, shared_before
-            )
-        service = CoordinatorService(home.identity, chain, signed, appraise, rounds=office.log)
-        about = {**facts, "run": manifest.run.name, "peer": home.identity.peer, "role": "coordinator"}
-        service.events = events = await open_diary(folder, home.folder, settings.notice, about, tasks, closing)
-        service.callers, service.know, service.learn = network.callers, network.directory.know, network.directory.learn
-        office.open(service)
-        tasks.start(service.driver.run(), "rounds")
-        tasks.start(service.run(), "liveness")
-        tasks.start(remind(service), "remind")
-        await door.show(create_coordinator_app(service, events, traffic, settings.name, office.log))
-        closing.push_async_callback(door.wait, "it ends")
-        log.info("%s is serving on %s, page and API %s", settings.name, network.address, door.url)
+        office = await _lead(daemon, chain, served, tell_link, shared_before)
+        service, events = await _open_service(daemon, chain, signed, appraise, served, office)
+        await _serve(daemon, service, events, served, office)
         if office.log is None:
             tell_link()
         await tasks.wait()
+
+
+async def _open_run(daemon: Daemon, compute: ComputeState) -> tuple[ChainFile, pb.Envelope]:
+    """Return the chain and the signed manifest, where we sign the run's commits. Raises LocalError where another does."""
+    manifest = daemon.settings.manifest
+    daemon.door.tell("reading the chain")
+    chain = await asyncio.to_thread(ChainFile, daemon.folder / "chain.db", manifest, views.describe)
+    daemon.closing.callback(chain.close)
+    signed = await asyncio.to_thread(_take_office, daemon.settings, daemon.home, chain)
+    if not chain.length and manifest.model.seed_state is not None:  # else the first commit's clusters made it
+        daemon.door.tell("computing the initial state")
+        await verify_initial_state(manifest.model, compute, daemon.tasks, daemon.closing)
+    return chain, signed
+
+
+@dataclass(frozen=True)
+class Server:
+    """Our server, and what it has before this coordinator leads."""
+
+    desk: Desk
+    network: Network
+    traffic: Traffic
+
+
+async def _open_network(daemon: Daemon, chain: ChainFile) -> Server:
+    settings, desk, traffic = daemon.settings, Desk(), Traffic(daemon.settings.upload)
+    network = await open_network(
+        daemon.home,
+        settings.manifest.run_id,
+        settings.listen,
+        settings.name,
+        daemon.tasks,
+        daemon.closing,
+        on_record=desk.learn_own_record,
+        traffic=traffic,
+        publish=settings.store is None,
+    )
+    rpc.add_CoordinatorServicer_to_server(desk, network.server)
+    _serve_data(settings, daemon.home, network, chain, traffic)
+    return Server(desk, network, traffic)
+
+
+async def _lead(
+    daemon: Daemon,
+    chain: ChainFile,
+    served: Server,
+    tell_link: Callable[[Sequence[Holder]], None],
+    shared_before: bool,
+) -> Office:
+    """Return when this coordinator leads: at once where it is the only one."""
+    settings, network, desk = daemon.settings, served.network, served.desk
+    if settings.store is None:
+        return await take_office(daemon.home, chain, network, desk)
+    await daemon.door.wait("it asks the store")
+    return await win_office(
+        settings.store,
+        settings.name,
+        daemon.home,
+        chain,
+        network,
+        desk,
+        daemon.tasks,
+        daemon.closing,
+        partial(daemon.door.tell, stands_by=True),
+        tell_link,
+        shared_before,
+    )
+
+
+async def _open_service(
+    daemon: Daemon, chain: ChainFile, signed: pb.Envelope, appraise: Appraiser, served: Server, office: Office
+) -> tuple[CoordinatorService, EventLog]:
+    """Continue the open round, and serve it."""
+    settings, home = daemon.settings, daemon.home
+    run, peer = settings.manifest.run.name, home.identity.peer
+    about = {**daemon.facts, "run": run, "peer": peer, "role": "coordinator"}
+    events = await open_diary(daemon.folder, home.folder, settings.notice, about, daemon.tasks, daemon.closing)
+    contacts = Contacts(served.network.callers, served.network.directory)
+    service = CoordinatorService(home.identity, chain, signed, appraise, rounds=office.log, contacts=contacts, events=events)
+    service.resume()
+    office.open(service)
+    return service, events
+
+
+async def _serve(daemon: Daemon, service: CoordinatorService, events: EventLog, served: Server, office: Office) -> None:
+    """Start the loops, and show the page and the API."""
+    tasks, door, name = daemon.tasks, daemon.door, daemon.settings.name
+    tasks.start(service.driver.run(), "rounds")
+    tasks.start(service.run(), "liveness")
+    tasks.start(remind(service), "remind")
+    await door.show(create_coordinator_app(service, events, served.traffic, name, office.log))
+    daemon.closing.push_async_callback(door.wait, "it ends")
+    log.info("%s is serving on %s, page and API %s", name, served.network.address, door.url)
 
 
 async def verify_initial_state(model: Model, compute: ComputeState, tasks: Tasks, closing: AsyncExitStack) -> None:
@@ -228,11 +306,10 @@ async def remind(service: CoordinatorService) -> None:
 
 def _link(manifest: Manifest, home: DataDirectory, network: Network, others: Sequence[Holder]) -> JoinLink:
     """To this coordinator, and to those that stand by with its key; our record says it too, from its next version on."""
-    digest, dht = sha256(network.certificate.certificate_der), list(network.dht_addresses)
+    digest, dht = sha256(network.endpoint.certificate.certificate_der), list(network.endpoint.dht_addresses)
     ways = tuple(Way(other.address, bytes.fromhex(other.certificate)) for other in others)
     dht += [address for other in others for address in other.dht]
-    network.directory.elsewhere = ways
-    network.directory.changed.set()
+    network.directory.share_key_with(ways)
     return JoinLink(manifest.run_id, home.identity.peer, network.address, digest, tuple(dht), ways)
 
 
@@ -242,22 +319,27 @@ def _serve_data(
     digest = bytes.fromhex(settings.manifest.data.digest)
     # Its own store stays empty: nobody pushes to a coordinator.
     service = PeerService(BlobStore(home.folder / "blobs"), network.callers, traffic)
+    shelves: list[Served] = []
     if settings.weights is not None:
-        service.shelves += (weights_shelf(settings.weights, settings.manifest.model.imported),)
+        shelves.append(weights_shelf(settings.weights, settings.manifest.model.imported))
     if settings.data is None:
         log.warning(
             "the run's data %s do not lie here: nodes get them from each other, or name a copy of their own",
             settings.manifest.data.name,
         )
     else:
-        service.shelves += (Shelf(settings.data, digest),)
+        shelves.append(Shelf(settings.data, digest))
         corpus = corpus_in(settings.data, digest)
         missing = [blob for blob, _ in corpus.blobs if blob not in settings.data] if corpus is not None else [digest]
         if missing:
             log.warning(
                 "%d files of the run's data are missing in %s: nobody gets them here", len(missing), settings.data.folder
             )
-    service.is_member, service.may_read = lambda peer: peer in chain.head.cluster_by_peer, settings.manifest.may_read
+
+    def is_member(peer: str) -> bool:
+        return peer in chain.head.cluster_by_peer
+
+    service.serve(ServedRun(may_read=settings.manifest.may_read, is_member=is_member, shelves=tuple(shelves)))
     rpc.add_PeerServicer_to_server(service, network.server)
 
 

@@ -5,7 +5,7 @@ restored, replaced or given up; so callers show the newest record that they know
 leads can, and only a record that this run's coordinator signed makes it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 import grpc
 import grpc.aio
@@ -22,7 +22,7 @@ from dilocox.transport.callers import Callers, Context
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.presence import is_overtaken, life_of
 
-__all__ = ["Desk", "ElectionService", "Rise"]
+__all__ = ["Desk", "ElectionService", "Incarnation"]
 
 
 class Desk(rpc.CoordinatorServicer):
@@ -42,6 +42,10 @@ class Desk(rpc.CoordinatorServicer):
         if self.service is not None:
             self.service.learn_own_record(record)
         self.tell()
+
+    def stand_by(self, why: str) -> None:
+        """Answer that we do not lead, and why."""
+        self.says = why
 
     def tell(self) -> None:
         self.changed.set()
@@ -75,21 +79,24 @@ class Desk(rpc.CoordinatorServicer):
         await (await self._served(context)).Watch(request, context)
 
 
-Rise = Callable[[int], Awaitable[None]]
-"""Gives our life a number above another, which our record says when it returns. Raises LocalError where we do not lead any more."""
+class Incarnation(Protocol):
+    """This life of the daemon, as its record numbers it."""
+
+    async def rise(self, above: int) -> None:
+        """Number it above another one; our record says so when this returns. Raises LocalError where we do not lead any more."""
 
 
 class ElectionService(rpc.ElectionServicer):
-    def __init__(self, desk: Desk, chain: ChainFile, callers: Callers) -> None:
+    def __init__(self, desk: Desk, chain: ChainFile, callers: Callers, incarnation: Incarnation) -> None:
+        self._incarnation = incarnation
         self._desk, self._callers, self._run_id = desk, callers, chain.manifest.run_id
         self._streams = Streams(lambda peer: peer in chain.head.cluster_by_peer, chain.manifest.may_read)
-        self._rise: Rise | None = None
-        """None: we do not lead."""
+        self._leads = False
         self._rising = asyncio.Lock()
 
-    def lead(self, rise: Rise) -> None:
-        """We do, from now on."""
-        self._rise = rise
+    def lead(self) -> None:
+        """Answer that we lead, from now on."""
+        self._leads = True
         self._desk.tell()
 
     async def Await(self, request: services.LeadRequest, context: Context) -> services.LeadReply:
@@ -106,15 +113,15 @@ class ElectionService(rpc.ElectionServicer):
     async def _leading(self, request: services.LeadRequest) -> Statement[pb.PeerRecord]:
         """Our record, once we lead and it says what the caller did not hear. Raises RemoteError where what it shows is none."""
         shown = open_envelope(request.newest, self._run_id, (pb.KIND_PEER_RECORD,)) if request.HasField("newest") else None
-        while self._rise is None or self._desk.record is None:
+        while not self._leads or self._desk.record is None:
             await self._desk.changed.wait()
         if shown is not None and shown.peer == self._desk.record.peer:
-            await self._rise_above(shown.body, self._rise)
+            await self._rise_above(shown.body)
         while life_of(self._desk.record.body) <= request.above:  # else who asks knows it, and waits for the end of this server
             await self._desk.changed.wait()
         return self._desk.record
 
-    async def _rise_above(self, shown: pb.PeerRecord, rise: Rise) -> None:
+    async def _rise_above(self, shown: pb.PeerRecord) -> None:
         async with self._rising:  # who rose above what one caller showed has risen for all
             if self._desk.record is not None and is_overtaken(self._desk.record.body, shown):
-                await rise(life_of(shown))
+                await self._incarnation.rise(life_of(shown))

@@ -62,16 +62,17 @@ class RoundDriver:
         publish: Publish,
         clock: Clock = clock,
         rounds: RoundLog | None = None,
+        emit: Callable[[Event], None] = lambda event: None,
     ) -> None:
-        """`publish` sends what is on disk to everyone. `rounds`: where the open round is kept; None: beside the chain."""
+        """`publish` sends what is on disk to everyone. `rounds`: where the open round is stored; None: beside the chain. `emit`
+        gets what happened, as soon as it is on disk."""
         self.identity, self.chain, self._publish, self._clock = identity, chain, publish, clock
         self._run_id = chain.manifest.run_id
         self._log: RoundLog = rounds or InputLog(chain)
         self._batch: list[LogItem] = []
         self._outbox: list[Statement[object] | Differ] = []
         """What leaves when the batch is on disk, in order."""
-        self.emit: Callable[[Event], None] = lambda event: None
-        """Told what happened, as soon as it is on disk."""
+        self._emit = emit
         self._telling, self._happened = Telling(), list[Event]()
         self._closing: asyncio.Task[None] | None = None
         """While a commit is made, `state` is the one that it closes …"""
@@ -192,9 +193,9 @@ class RoundDriver:
                     raise
             for item in batch:
                 if isinstance(item, Committed):
-                    self.chain.head = item.after
+                    self.chain.move_to(item.after)
             for event in happened:
-                self.emit(event)
+                self._emit(event)
             for sent in outbox:
                 self._publish(sent)
                 await asyncio.sleep(0)  # each to everyone: others get their turn in between

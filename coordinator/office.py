@@ -46,12 +46,24 @@ def write_down_store(folder: Path, place: StorePlace | None) -> bool:
     return before
 
 
+class OwnIncarnation:
+    """See desk.Incarnation."""
+
+    def __init__(self, home: DataDirectory, network: Network, log: SharedLog | None) -> None:
+        """`log`: None where this is the only coordinator."""
+        self._home, self._network, self._log = home, network, log
+
+    async def rise(self, above: int) -> None:
+        number = await self._log.number_of_life(above + 1) if self._log is not None else above + 1
+        number = await asyncio.to_thread(self._home.start_number, number - 1)
+        self._network.directory.number_from(number)
+        self._network.own.renew()
+
+
 @dataclass(frozen=True)
 class Office:
-    """What who leads has."""
+    """What the coordinator that leads has."""
 
-    home: DataDirectory
-    network: Network
     desk: Desk
     election: ElectionService
     log: SharedLog | None
@@ -59,25 +71,17 @@ class Office:
 
     def open(self, service: CoordinatorService) -> None:
         """Serve, and tell who waited for it."""
-        service.shared = self.log is not None
         self.desk.serve(service)
-        self.election.lead(self._rise)
-
-    async def _rise(self, above: int) -> None:
-        """See desk.Rise."""
-        number = await self.log.number_of_life(above + 1) if self.log is not None else above + 1
-        number = await asyncio.to_thread(self.home.start_number, number - 1)
-        self.network.directory.number_from(number)
-        self.network.renew()
+        self.election.lead()
 
 
 async def take_office(home: DataDirectory, chain: ChainFile, network: Network, desk: Desk) -> Office:
     """Of the only coordinator. Nodes may have heard of others that there were before."""
-    election = ElectionService(desk, chain, network.callers)
+    election = ElectionService(desk, chain, network.callers, OwnIncarnation(home, network, None))
     rpc.add_ElectionServicer_to_server(election, network.server)
     await network.server.start()
     freeze_startup()
-    return Office(home, network, desk, election, None)
+    return Office(desk, election, None)
 
 
 async def win_office(
@@ -95,22 +99,21 @@ async def win_office(
 ) -> Office:
     """Stand by until we lead; from then on `tasks` keep the lease, and fail with DeposedError once it is gone. `tell` hears what we
     do meanwhile, `tell_places` where the coordinators are. `shared_before`: see `SharedLog`. Raises Stopped, ConfigError."""
-    digest = sha256(network.certificate.certificate_der)
+    digest = sha256(network.endpoint.certificate.certificate_der)
     store, channels = place.open(), ChannelPool(home.identity, chain.manifest.run_id)
     closing.push_async_callback(store.close)
-    me = Holder(name, network.address, digest.hex(), network.dht_addresses)
-    log = SharedLog(store, place.prefix, chain, me, clock, shared_before)
-    log.tell_places = tell_places
+    me = Holder(name, network.address, digest.hex(), network.endpoint.dht_addresses)
+    log = SharedLog(store, place.prefix, chain, me, clock, shared_before, tell_places)
     closing.push_async_callback(log.resign)
     closing.push_async_callback(channels.close)
     closing.push_async_callback(tasks.close)  # first of all: what is written after we resigned is refused
-    election = ElectionService(desk, chain, network.callers)
+    election = ElectionService(desk, chain, network.callers, OwnIncarnation(home, network, log))
     rpc.add_ElectionServicer_to_server(election, network.server)
     await network.server.start()
     freeze_startup()
 
     def says(sentence: str) -> None:
-        desk.says = sentence
+        desk.stand_by(sentence)
         tell(sentence)
 
     await tasks.race(stand_by(log, chain, channels, says))
@@ -120,5 +123,5 @@ async def win_office(
     if number > mine:
         home.start_number(above=number - 1)
     network.directory.number_from(number)
-    network.publish()
-    return Office(home, network, desk, election, log)
+    network.own.publish()
+    return Office(desk, election, log)

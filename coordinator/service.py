@@ -8,6 +8,8 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Protocol
 
 import grpc
 import grpc.aio
@@ -31,14 +33,14 @@ from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.protocol.round import Absent, Attested, Differ, Present, Received, Refused, RoundState
 from dilocox.protocol.rules import ACCEPT, JUDGES, Judgement, Outcome, ignore, reject
 from dilocox.transport.addresses import address_of
-from dilocox.transport.callers import Callers, Context
+from dilocox.transport.callers import Context
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.event_log import EventLog
 from dilocox.transport.presence import life_of, same_place
 from dilocox.transport.serve import send
 from dilocox.transport.token_bucket import TokenBucket
 
-__all__ = ["CoordinatorService"]
+__all__ = ["Contacts", "CoordinatorService"]
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +79,26 @@ class Buckets:
         return bucket.take(now)
 
 
+class Callers(Protocol):
+    def peer(self, context: Context) -> str:
+        """Return the caller's peer id; empty where it says none. Raises RemoteError where its credential does not hold."""
+
+
+class Directory(Protocol):
+    def know(self, peers: Sequence[str]) -> None:
+        """Know that these take part, the coordinator first."""
+
+    def learn(self, record: Statement[pb.PeerRecord]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Contacts:
+    """Which peer calls our server, and where peers are."""
+
+    callers: Callers
+    directory: Directory
+
+
 _APPRAISERS = ThreadPoolExecutor(1, "appraise")
 """Of evidence: a stranger's may take a while, and must not keep the threads that write what we sign."""
 RECORD_SECONDS = 30.0
@@ -92,8 +114,11 @@ class CoordinatorService(rpc.CoordinatorServicer):
         appraise: Appraiser,
         clock: driving.Clock = driving.clock,
         rounds: RoundLog | None = None,
+        contacts: Contacts | None = None,
+        events: EventLog | None = None,
     ) -> None:
-        """`rounds`: where the open round is kept; None: beside the chain."""
+        """`rounds`: where several coordinators store the open round; None: beside the chain, there is one. `contacts`: None where
+        no server calls it. `events`: keeps what happened; None: it is logged only."""
         self.identity, self.chain = identity, chain
         self._run_id, self._holders = chain.manifest.run_id, frozenset(chain.manifest.run.relays)
         self._manifest_envelope = manifest
@@ -106,12 +131,11 @@ class CoordinatorService(rpc.CoordinatorServicer):
         """Senders, as of `judge`, whose evidence is looked at or waits for it."""
         self.record: Statement[pb.PeerRecord] | None = None
         """Our signed peer record; set before it serves the run."""
-        self.callers: Callers | None = None
-        """Who calls our server; set before it serves the run."""
+        self._contacts, self.events = contacts, events
         self.watchers: set[asyncio.Queue[services.WatchEvent | None]] = set()
         self._streams = Streams(self._known, chain.manifest.may_read)
-        self.shared = False
-        """Whether there are several coordinators; set before it serves the run."""
+        self.shared = rounds is not None
+        """Whether there are several coordinators."""
         self._buckets = Buckets(lambda: clock().seconds)
         self.liveness = Liveness(chain.manifest.rounds.liveness_seconds, lambda: clock().seconds)
         self.ballot: Statement[object] | None = None
@@ -120,15 +144,11 @@ class CoordinatorService(rpc.CoordinatorServicer):
         """Of the roster and of who claims: how to dial them."""
         self._told: dict[str, tuple[float, pb.PeerRecord]] = {}
         """By member: when its record was passed on, and what it said."""
-        self.know: Callable[[Sequence[str]], None] = lambda peers: None
-        """Told who takes part."""
-        self.learn: Callable[[Statement[pb.PeerRecord]], None] = lambda record: None
-        """Gets each peer record that we accept: after a move, the DHT is found through them."""
         self._said = ""
-        self.events: EventLog | None = None
-        """Keeps what happened; set before it serves the run."""
-        self.driver = RoundDriver(identity, chain, self._publish, clock, rounds)
-        self.driver.emit = self.emit
+        self.driver = RoundDriver(identity, chain, self._publish, clock, rounds, self.emit)
+
+    def resume(self) -> None:
+        """Continue the round that an earlier incarnation left open."""
         self.driver.resume()
         self.ballot = self.state.gathered.ballot
 
@@ -175,7 +195,8 @@ class CoordinatorService(rpc.CoordinatorServicer):
         self.liveness.forget(keep=here)
         if gone := self.records.keys() - here:
             self.records = {peer: record for peer, record in self.records.items() if peer not in gone}
-        self.know([self.identity.peer, *sorted(here)])
+        if self._contacts is not None:
+            self._contacts.directory.know([self.identity.peer, *sorted(here)])
 
     def _hears(self, peer: str) -> bool:
         """Who knows more of the chain than we do is heard when it gave that back."""
@@ -252,9 +273,9 @@ class CoordinatorService(rpc.CoordinatorServicer):
 
     async def _caller(self, context: Context) -> str:
         """Peer id; empty for a spectator. Ends the call where the credential does not hold."""
-        assert self.callers is not None
+        assert self._contacts is not None, "a server calls it"
         try:
-            return self.callers.peer(context)
+            return self._contacts.callers.peer(context)
         except RemoteError as error:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, error.detail)
             raise
@@ -275,6 +296,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
             detail="".join(filter(str.isprintable, judgement.detail))[: limits.TEXT_CHARACTERS],
             round=head.round,
             head=head.digest,
+            valid_until_ms=judgement.valid_until_ms,
         )
         return seal(self.identity, pb.KIND_ANSWER, self._run_id, body)
 
@@ -359,7 +381,8 @@ class CoordinatorService(rpc.CoordinatorServicer):
         if known is not None and known.body.sequence >= statement.body.sequence:
             return ignore(pb.REASON_STALE_ROUND, "a newer record of this peer is known")
         self.records[statement.peer] = statement
-        self.learn(statement)
+        if self._contacts is not None:  # after a move, the DHT is found through it
+            self._contacts.directory.learn(statement)
         return ACCEPT
 
     def pass_on_records(self) -> None:
@@ -409,7 +432,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
             known.get(statement.peer) for known in (self.state.gathered.attested, self.state.head.attestations)
         ):
             return ignore(pb.REASON_RATE, "verdicts on as many peers as have room are waiting already")
-        return Judgement(Outcome.ACCEPT, pb.REASON_UNSPECIFIED, str(verdict.valid_until))
+        return Judgement(Outcome.ACCEPT, valid_until_ms=attestation.valid_until_ms)
 
     async def Watch(self, request: services.WatchRequest, context: Context) -> None:  # type: ignore[override]  # it writes
         caller = await self._caller(context)

@@ -131,8 +131,11 @@ class SharedLog:
         me: Holder,
         clock: Callable[[], Moment],
         shared_before: bool = False,
+        tell_places: Callable[[Sequence[Holder]], None] = lambda places: None,
     ) -> None:
-        """Nothing is read or written yet. `clock`: of the driver. `shared_before`: others may have signed what this chain lacks."""
+        """Nothing is read or written yet. `clock`: of the driver. `shared_before`: others may have signed what this chain lacks.
+        `tell_places`: called with the places of the other coordinators when they changed."""
+        self._tell_places = tell_places
         self._store, self._chain, self._me, self._clock = store, chain, me, clock
         self._run_id, self._local = chain.manifest.run_id, InputLog(chain)
         self._root = f"{prefix}/{self._run_id.hex()}"
@@ -157,8 +160,6 @@ class SharedLog:
         self.places: tuple[Holder, ...] = ()
         """Where all coordinators of the run are, ourselves among them."""
         self.healed = False
-        self.tell_places: Callable[[Sequence[Holder]], None] = lambda places: None
-        """Told where they are, when that changed."""
 
     def _key(self, name: str) -> str:
         return f"{self._root}/{name}"
@@ -200,7 +201,7 @@ class SharedLog:
             found = (*found, self._me)
         if found != self.places:
             self.places = found
-            self.tell_places([place for place in found if place != self._me])
+            self._tell_places([place for place in found if place != self._me])
 
     async def follow(self) -> None:
         """Read what was written since the last time. Raises StoreError, and, with the log to be read from its first part on

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from dilocox.node.carrying import Carrier
-from dilocox.node.exchange import Exchange
+from dilocox.node.downloader import Downloader
 from dilocox.node.place import Place
+from dilocox.node.run_data import RunData
 from dilocox.node.starts import Starts
 from dilocox.protocol import limits
 from dilocox.protocol.chain import taken
@@ -71,21 +72,24 @@ def make_archiver(
     settings: ArchiveSettings,
     home: DataDirectory,
     place: Place,
-    manifest: Manifest,
     chain: ChainFile,
-    starts: Starts,
-    exchange: Exchange,
+    run_data: RunData,
+    tell: Callable[[str], None],
 ) -> tuple["Archiver", set[bytes]]:
     """And what must stay in the place's store while it is being archived. Raises ConfigError."""
+    manifest = chain.manifest
     named, supplies = named_store(manifest.data, settings.data), None
     data = named or BlobStore(home.folder / "data")
     if named is None:
         me, network = home.identity.peer, place.network
-        supplies = Exchange(manifest, (), data, network.directory, place.channels, me, place.heads)
-    carrier = Carrier(manifest, starts, exchange, place.store, data, supplies)
+        supplies = Downloader(me, data, network.directory, place.channels)
+    carrier = Carrier(manifest, run_data.starts, run_data.downloader, run_data.applies, data, supplies)
     url, key = settings.place.url, settings.place.key
-    archiver = Archiver(manifest, lambda: create_archive(url, manifest.run_id, key), settings, chain, starts, carrier)
-    return archiver, carrier.pinned
+
+    def open_place() -> Archive:
+        return create_archive(url, manifest.run_id, key)
+
+    return Archiver(manifest, open_place, settings, chain, run_data.starts, carrier, tell), carrier.pinned
 
 
 class Archiver:
@@ -97,8 +101,10 @@ class Archiver:
         chain: ChainFile,
         starts: Starts,
         carrier: Carrier,
+        tell: Callable[[str], None] = lambda why: None,
     ) -> None:
-        """`open`: the archive, where it can be reached."""
+        """`open`: the archive, where it can be reached. `tell`: called when the reason changes why it is not complete."""
+        self._tell = tell
         self._manifest, self._open, self._settings = manifest, open, settings
         self._chain, self._starts, self.carrier = chain, starts, carrier
         self._every = settings.every or manifest.rounds.snapshot_every
@@ -116,8 +122,6 @@ class Archiver:
         """As we wrote it last."""
         self.why = "it was not opened yet"
         """Why the archive is not as it should be; empty: it is."""
-        self.tell: Callable[[str], None] = lambda why: None
-        """Told when that changes."""
 
     async def carry_data(self) -> None:
         """The run's data and its tokenizer, until all of it is archived; the next head says so."""
@@ -144,7 +148,7 @@ class Archiver:
             except RemoteError as error:
                 self.why = error.detail
             if self.why != said:
-                self.tell(self.why)
+                self._tell(self.why)
                 said = self.why
             try:
                 async with asyncio.timeout(LOOK_SECONDS):
@@ -155,7 +159,8 @@ class Archiver:
     async def look(self) -> str:
         """Have what is missing; why something still is. Raises RemoteError where the archive cannot be used."""
         if self._archive is None:
-            self._archive = self.carrier.archive = await asyncio.to_thread(self._open)
+            self._archive = await asyncio.to_thread(self._open)
+            self.carrier.carry_into(self._archive)
         head, others = await asyncio.to_thread(self._current, self._archive)
         if head is None:
             return "the chain here is shorter than the archive's: waiting for the coordinator's"

@@ -10,9 +10,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from dilocox.node.participant import Participant
+from dilocox.node.changes import Changes
+from dilocox.node.participant import Workers
 from dilocox.protocol import member
 from dilocox.protocol.errors import LocalError
 from dilocox.protocol.member import MemberState
@@ -51,10 +52,30 @@ def wish(paused: bool, hours: Hours | None, now: float, local: Local = datetime.
     return Wish(False, f"until {local(begins):%H:%M} (--hours {hours})" if begins is not None else f"(--hours {hours})")
 
 
+class Machine(Protocol):
+    """The member machine, with what people see of a pause."""
+
+    @property
+    def state(self) -> MemberState: ...
+
+    @property
+    def changes(self) -> Changes:
+        """Of `state`."""
+
+    @property
+    def pause(self) -> str:
+        """Until when this node takes no part; empty: it takes part."""
+
+    def pause_until(self, until: str) -> None: ...
+
+    def feed(self, event: member.Input) -> None: ...
+
+
 class Attendance:
     def __init__(
         self,
-        participant: Participant,
+        machine: Machine,
+        workers: Workers,
         tasks: Tasks,
         folder: Path,
         hours: Hours | None,
@@ -64,16 +85,14 @@ class Attendance:
         """`tasks`: of the daemon; `folder`: of the run; `account`: of what its own data may give away; `clock`: seconds since
         1970."""
         self.hours, self.account = hours, account
-        self._participant, self._tasks, self._marker, self._clock = participant, tasks, folder / PAUSED, clock
+        self._machine, self._workers, self._tasks = machine, workers, tasks
+        self._marker, self._clock = folder / PAUSED, clock
         self._going = False
         """The daemon ends when this node has left …"""
         self._at_once = False
         """… and does not wait for the commit of what others still fetch here."""
-        self._moved = asyncio.Event()
-        """Set whenever the machine may stand elsewhere."""
         self._ending: asyncio.Task[None] | None = None
         """Of the workers, since this node left."""
-        participant.stepped = self._stepped
 
     # What is wanted
 
@@ -85,11 +104,12 @@ class Attendance:
 
     async def look(self) -> None:
         """The machine knows what is wanted now."""
-        node = self._participant
+        node = self._machine
         if self._going or node.state.lead:
             return
         spent = self.account.sentence if self.account is not None and not self.account.room else ""
-        takes_part, node.pause = wish(self._marker.exists(), self.hours, self._clock(), spent=spent)
+        takes_part, until = wish(self._marker.exists(), self.hours, self._clock(), spent=spent)
+        node.pause_until(until)
         stays = not node.state.leaving and node.state.finishing is None
         if stays and not takes_part:
             node.feed(member.LeaveRun(finishing=True))
@@ -107,7 +127,7 @@ class Attendance:
         await asyncio.to_thread(write_atomically, self._marker, b"")
         await self.look()
         if at_once:
-            self._participant.feed(member.LeaveRun())
+            self._machine.feed(member.LeaveRun())
         return self._said("pauses")
 
     async def resume(self) -> str:
@@ -116,24 +136,25 @@ class Attendance:
         self._going = False
         await asyncio.to_thread(self._marker.unlink, missing_ok=True)
         await self.look()
-        until = self._participant.pause
+        until = self._machine.pause
         return f"resumed; it takes no part {until}" if until else "it takes part again: it asks for its seat"
 
     async def leave(self, at_once: bool) -> str:
         """End the daemon, once this node has left; a sentence for who asked."""
-        self._going, self._at_once, self._participant.pause = True, at_once, ""
-        finished = self._participant.state.head.finished
-        self._participant.feed(member.LeaveRun(finishing=not at_once))
-        if at_once or finished or self._participant.state.lead:  # of a finished run there is no roster to leave
+        self._going, self._at_once = True, at_once
+        self._machine.pause_until("")
+        finished = self._machine.state.head.finished
+        self._machine.feed(member.LeaveRun(finishing=not at_once))
+        if at_once or finished or self._machine.state.lead:  # of a finished run there is no roster to leave
             self._tasks.stop()
         return self._said("leaves")
 
     def _ours(self, does: str) -> None:
-        if self._participant.state.lead:
+        if self._machine.state.lead:
             raise LocalError(f"this is a box of a cluster, which its lead {does}: say it there, or `dilocox leave` here")
 
     def _said(self, does: str) -> str:
-        state = self._participant.state
+        state = self._machine.state
         head, least = state.head, state.manifest.rounds.min_clusters
         alone = state.on_roster and not head.finished and len(head.roster) <= least
         still = f"; the run needs {least} clusters, and waits until so many are live" if alone else ""
@@ -145,40 +166,49 @@ class Attendance:
             )
         if not state.leaving:
             return f"it {does} when round {state.finishing} has its work and its vote{still}"
-        gives_up = state.on_roster and pb.KIND_CONTRIBUTION not in state.own
+        gives_up = state.on_roster and pb.KIND_CONTRIBUTION not in state.open.own
         return f"it {does} now{f', and gives up round {head.round}' if gives_up else ''}{still}"
 
     # What follows
 
-    def _stepped(self, state: MemberState) -> None:
-        if state.leaving and not state.lead and self._ending is None:
-            self._ending = self._tasks.start(self._participant.workers.stop(), "end the workers")
-        if self._going and member.parted(state) and (self._at_once or not _is_fetched(state)):
-            self._tasks.stop()
-        self._moved.set()
+    async def follow(self) -> None:
+        """End the workers when this node has left, and the daemon where its operator wants that; until cancelled."""
+        while True:
+            changed = self._machine.changes.next
+            state = self._machine.state
+            if state.leaving and not state.lead and self._ending is None:
+                self._ending = self._tasks.start(self._workers.stop(), "end the workers")
+            if self._going and member.parted(state) and (self._at_once or not _is_fetched(state)):
+                self._tasks.stop()
+            await changed.wait()
 
     async def work(self) -> None:
         """Have the workers train while this node takes part, until cancelled or the run cannot go on here."""
         while True:
-            while self._participant.state.leaving:
-                self._participant.progress.tokens_per_second = 0.0
-                self._moved.clear()
-                await self._moved.wait()
-            await self._participant.workers.run()
+            while True:
+                changed = self._machine.changes.next
+                if not self._machine.state.leaving:
+                    break
+                self._workers.progress.stand_still()
+                await changed.wait()
+            await self._workers.run()
 
     async def go(self, seconds: float) -> None:
         """Say goodbye (for at most `seconds`), then end the workers."""
-        self._going, self._at_once, self._participant.pause = True, True, ""
-        self._participant.feed(member.LeaveRun())
-        unsaid = not self._participant.state.lead  # a box's lead says goodbye for it
+        self._going, self._at_once = True, True
+        self._machine.pause_until("")
+        self._machine.feed(member.LeaveRun())
+        unsaid = not self._machine.state.lead  # a box's lead says goodbye for it
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                while unsaid and not member.parted(self._participant.state):
-                    self._moved.clear()
-                    await self._moved.wait()
-        await self._participant.workers.stop()
+                while unsaid:
+                    changed = self._machine.changes.next
+                    if member.parted(self._machine.state):
+                        break
+                    await changed.wait()
+        await self._workers.stop()
 
 
 def _is_fetched(state: MemberState) -> bool:
     """Whether our work of the round that we finish is still voted on: who has not fetched it yet needs us."""
-    return pb.KIND_CONTRIBUTION in state.own and state.head.round == state.finishing and not state.head.finished
+    return pb.KIND_CONTRIBUTION in state.open.own and state.head.round == state.finishing and not state.head.finished

@@ -345,6 +345,6 @@ class Auditor:
 def loops(parts: Parts) -> Loops:
     """Return the loop of a node that audits."""
     place, states = parts.place, BlobStore(parts.place.folder / "audits")
-    places = AuditPlaces(parts.home, place.folder / MANIFEST, parts.data, place.store, states, parts.data_is_named)
-    auditor = Auditor(parts.participant, parts.machine, places, parts.fetching_into(states), parts.supplies)
+    places = AuditPlaces(parts.home, place.folder / MANIFEST, parts.corpus.store, place.store, states, parts.corpus.named)
+    auditor = Auditor(parts.member, parts.machine, places, parts.fetching_into(states), parts.corpus.supplies)
     return {"audit": auditor.run()}

@@ -5,7 +5,8 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from dilocox.node.exchange import Exchange
+from dilocox.node.apply_builder import ApplyBuilder
+from dilocox.node.downloader import Downloader
 from dilocox.node.starts import Starts
 from dilocox.protocol import limits
 from dilocox.protocol.chain import holders, taken
@@ -27,18 +28,23 @@ class Carrier:
         self,
         manifest: Manifest,
         starts: Starts,
-        exchange: Exchange,
-        store: BlobStore,
+        downloader: Downloader,
+        applies: ApplyBuilder,
         data: BlobStore,
-        supplies: Exchange | None,
+        supplies: Downloader | None,
     ) -> None:
-        """`exchange` fetches into `store`; `supplies` the run's data into `data`; None: they lie there, for us to read only."""
-        self._manifest, self._starts, self._exchange, self._store = manifest, starts, exchange, store
+        """`supplies` downloads the run's data into `data`; None: the operator's folder contains them, for us to read only."""
+        self._manifest, self._starts, self._store = manifest, starts, downloader.store
+        self._downloader, self._applies = downloader, applies
         self._data, self._supplies = data, supplies
         self.pinned: set[bytes] = set()
         """What stays in `store` while it is being archived."""
-        self.archive: Archive | None = None
+        self._archive: Archive | None = None
         """As soon as it is open."""
+
+    def carry_into(self, archive: Archive) -> None:
+        """Write into this archive from now on."""
+        self._archive = archive
 
     @contextmanager
     def _pinned(self, digest: bytes) -> Iterator[None]:
@@ -50,16 +56,16 @@ class Carrier:
 
     async def _carry(self, store: BlobStore, digest: bytes, fetch: Callable[[], Awaitable[None]] | None = None) -> None:
         """Have a blob in the archive; `fetch` has it in `store`, None: it is there. Raises RemoteError."""
-        assert self.archive is not None, "nothing is archived before"
-        if await asyncio.to_thread(self.archive.__contains__, digest):
+        assert self._archive is not None, "nothing is archived before"
+        if await asyncio.to_thread(self._archive.__contains__, digest):
             return
         if fetch is not None:
             await fetch()
         try:
             size = store.size(digest)
-            await self._exchange.traffic.upload.spend(size)
-            await stoppable(self.archive.put, store, digest)
-            self._exchange.traffic.bytes["sent", "archive"] += size
+            await self._downloader.traffic.upload.spend(size)
+            await stoppable(self._archive.put, store, digest)
+            self._downloader.traffic.bytes["sent", "archive"] += size
         except FileNotFoundError as error:
             raise RemoteError(pb.REASON_UNAVAILABLE, "it was removed while it was being archived") from error
 
@@ -77,7 +83,7 @@ class Carrier:
             model = self._manifest.model
             size = state_bytes(model, stage) if round else max(imported_bytes(model, stage))
             with self._pinned(digest):
-                await self._carry(self._store, digest, partial(self._exchange.fetch, digest, keepers, size, stage))
+                await self._carry(self._store, digest, partial(self._downloader.fetch, digest, keepers, size, stage))
 
     async def payloads(self, commit: Statement[pb.Commit]) -> None:
         """Whatever it counted, and the list of the state that it builds on: enough to replay the round before, and to check that.
@@ -88,8 +94,8 @@ class Carrier:
         for item in taken(commit.body):
             providers = keepers[item.cluster]
             with self._pinned(item.contribution.leaves):
-                for leaf in await self._exchange.leaves(item.contribution, providers):
-                    fetch = partial(self._exchange.fetch, leaf.digest, providers, leaf.size, leaf.stage)
+                for leaf in await self._applies.payload_index(item.contribution, providers):
+                    fetch = partial(self._downloader.fetch, leaf.digest, providers, leaf.size, leaf.stage)
                     with self._pinned(leaf.digest):
                         await self._carry(self._store, leaf.digest, fetch)
                 await self._carry(self._store, item.contribution.leaves)

@@ -60,6 +60,8 @@ class Answer(NamedTuple):
     signed: pb.Envelope
     head: bytes
     """Head of the chain from which it answered."""
+    valid_until_ms: int = 0
+    """Of accepted evidence: milliseconds since 1970; else 0."""
 
 
 class Backoff:
@@ -363,7 +365,7 @@ class CoordinatorLink:
         body = answer.body
         if answer.peer != self._link.coordinator or body.statement != sha256(envelope.key, envelope.body):
             raise RemoteError(pb.REASON_BAD_SIGNATURE, "the answer is not the coordinator's to what was submitted")
-        return Answer(_OUTCOMES[body.outcome], body.reason, body.detail, signed, body.head)
+        return Answer(_OUTCOMES[body.outcome], body.reason, body.detail, signed, body.head, body.valid_until_ms)
 
     async def presence(self) -> services.PresenceList:
         """Who is here, as the coordinator hears it; nobody where it does not answer."""

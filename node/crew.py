@@ -61,6 +61,10 @@ class Progress:
         """What others hear; 0: nothing."""
         return self.loss if self.tells_loss else 0.0
 
+    def stand_still(self) -> None:
+        """No worker trains."""
+        self.tokens_per_second = 0.0
+
     def forget(self, keep_states: int) -> None:
         """Bound what is remembered, whatever the length of the run."""
         few, many = (self.states, self.roots), (self.applied_at, self.inner_steps)
@@ -147,11 +151,9 @@ class Phase:
 
 
 class Crew:
-    def __init__(
-        self, workers: Callable[[], int], clock: Callable[[], float] = time.monotonic, tells_loss: bool = True
-    ) -> None:
-        """`workers`: how many this generation has. `tells_loss`: to others."""
-        self._workers, self._clock = workers, clock
+    def __init__(self, clock: Callable[[], float] = time.monotonic, tells_loss: bool = True) -> None:
+        """`tells_loss`: to peers."""
+        self._clock, self._workers = clock, 0
         self.progress = Progress(tells_loss=tells_loss)
         self.begin()
 
@@ -170,10 +172,14 @@ class Crew:
         self._computed = -1
         self._heard_at = self._clock()
 
+    def expect(self, workers: int) -> None:
+        """Wait for so many workers in this generation."""
+        self._workers = workers
+
     def hello(self, rank: int, hello: pb.Hello) -> bool:
         """Whether all are here."""
         self.hellos[rank] = hello
-        return len(self.hellos) == self._workers()
+        return len(self.hellos) == self._workers
 
     def start(self, round: int, replays: int) -> None:
         """They were told: from the state before that round, and so many commits after it."""
@@ -181,7 +187,7 @@ class Crew:
 
     def _speakers(self) -> int:
         """How many ranks hold the outer state: those of the first copy. The others only train."""
-        return self._workers() - sum(each.copy > 0 for each in self.hellos.values())
+        return self._workers - sum(each.copy > 0 for each in self.hellos.values())
 
     def step(self, step: pb.Step) -> None:
         progress = self.progress
@@ -196,7 +202,7 @@ class Crew:
 
     def computes(self, ticks: int) -> None:
         """Processor time of all workers so far. Before their first step it is the sign that they go on."""
-        ours = len(self.hellos) == self._workers() and not self.started
+        ours = len(self.hellos) == self._workers and not self.started
         if not self._steps and (ours or ticks > self._computed):
             self._heard_at = self._clock()
         self._computed = ticks
@@ -213,8 +219,8 @@ class Crew:
         return Status("waiting", self.progress.waiting) if self.progress.waiting else Status("training", "on the roster")
 
     def _before_the_first_step(self) -> str:
-        if len(self.hellos) < self._workers():
-            return f"{len(self.hellos)} of {self._workers()} stage workers are up"
+        if len(self.hellos) < self._workers:
+            return f"{len(self.hellos)} of {self._workers} stage workers are up"
         if not self.started:
             return "the stage workers are up; what they start from is looked for"
         if (done := self._reached - self._first) < self._replays:

@@ -2,38 +2,59 @@
 
 import asyncio
 import logging
-from contextlib import AsyncExitStack
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from dilocox.node.api.server import create_node_app
+from dilocox.node.api.server import Sources, create_node_app
 from dilocox.node.attendance import Attendance
 from dilocox.node.attest.attesters import choose_attester, no_attester
-from dilocox.node.attest.prover import Challenger, Prover
+from dilocox.node.attest.prover import Challenger, Prover, prove
+from dilocox.node.boxes.lead_line import LeadLine, hello_of
 from dilocox.node.boxes.link import address_on, exposed
+from dilocox.node.boxes.team import ClusterSettings
 from dilocox.node.check import of_room
-from dilocox.node.checks import Parts, open_sharing
+from dilocox.node.checks import CorpusStore, Loops, Parts, open_restoring
 from dilocox.node.checks import loops as loops_of_checks
 from dilocox.node.coordinator_link import CoordinatorLink
+from dilocox.node.crew import Crew
 from dilocox.node.data.check import check_corpus
 from dilocox.node.data.supply import Supply
-from dilocox.node.employed import Employed, has_trained, worker_pool
-from dilocox.node.exchange import Exchange
+from dilocox.node.downloader import Downloader, Restores
+from dilocox.node.employed import (
+    Employment,
+    admission,
+    follow_lead,
+    has_trained,
+    lead_cluster,
+    open_workplace,
+    worker_pool,
+)
 from dilocox.node.forks import check_forks, follow_owner
 from dilocox.node.imported import import_weights
-from dilocox.node.machine import this_machine
+from dilocox.node.judging import Judging
+from dilocox.node.machine import Machine, this_machine
+from dilocox.node.member_driver import MemberDriver
 from dilocox.node.own import OwnStatements
 from dilocox.node.own_text import OwnText, open_own_text
-from dilocox.node.participant import Participant
-from dilocox.node.place import MANIFEST, Place, keep_manifest, make_holding, open_chain, run_peer
+from dilocox.node.participant import Participant, Workers
+from dilocox.node.place import MANIFEST, Daemon, Place, find_relays, keep_manifest, open_chain, open_relay_store, run_peer
+from dilocox.node.relay_store import RelayStore
+from dilocox.node.relays import Relays
+from dilocox.node.run_context import RunContext
+from dilocox.node.run_data import RunData, open_run_data
 from dilocox.node.settings import NodeSettings
-from dilocox.node.starts import Starts
-from dilocox.protocol import phase
+from dilocox.node.workers import LOOPBACK, WorkerPool
+from dilocox.protocol import member, phase
 from dilocox.protocol.attestation import SIMULATED, AttestationError
 from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.protocol.findings import Level
 from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.messages import Statement
+from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.status import FEWER_MACHINES, FINISHED, REMINDER_SECONDS
 from dilocox.transport.archive.source import ArchiveSource
 from dilocox.transport.blobs import BlobStore
@@ -41,9 +62,14 @@ from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.corpora import Shelf, named_store
 from dilocox.transport.data_directory import DataDirectory
 from dilocox.transport.diary import open_diary
+from dilocox.transport.event_log import EventLog
 from dilocox.transport.room import lack_of_room
 from dilocox.transport.tasks import Tasks
 from dilocox.views import rows as views
+
+if TYPE_CHECKING:
+    from dilocox.node.privacy import Account
+    from dilocox.node.sharing import Restoring
 
 __all__ = ["remind", "run_node", "warn_of_room"]
 
@@ -58,16 +84,50 @@ async def run_node(settings: NodeSettings) -> None:
     await run_peer(settings, partial(_take_part, settings))
 
 
-async def _take_part(
-    settings: NodeSettings, home: DataDirectory, tasks: Tasks, place: Place, files: AsyncExitStack, closing: AsyncExitStack
-) -> None:
-    """Learn the run from its coordinator, start the workers and the participant's loops. `files` is closed after every task."""
+async def _take_part(settings: NodeSettings, daemon: Daemon) -> None:
+    """Learn the run from its coordinator, put the workers together, and start what takes part."""
+    run = await _open_run(settings, daemon)
+    storage = await _open_storage(settings, daemon, run)
+    cluster = await _open_cluster(settings, daemon, run, storage)
+    prover = await _serve(settings, daemon, run, storage, cluster)
+    for name, loop in _loops(settings, daemon, run, storage, cluster, prover).items():
+        daemon.tasks.start(loop, name)
+
+
+@dataclass(frozen=True)
+class OpenRun:
+    """The run, as far as this machine knows it."""
+
+    machine: Machine
+    coordinator: CoordinatorLink
+    chain: ChainFile
+    data: BlobStore
+    """With its corpus."""
+    own_text: OwnText | None
+    """What this node trains on; None: the run's corpus."""
+    pool: WorkerPool
+    events: EventLog
+    own: OwnStatements
+
+    @property
+    def account(self) -> "Account | None":
+        """Of what our own data may give away."""
+        return self.own_text.account if self.own_text is not None else None
+
+    @property
+    def own_digest(self) -> bytes:
+        """Digest of our own data; empty where there is none."""
+        return self.own_text.digest if self.own_text is not None else b""
+
+
+async def _open_run(settings: NodeSettings, daemon: Daemon) -> OpenRun:
+    """Learn the manifest and the chain. Raises LocalError where this machine cannot take part."""
+    home, tasks, place = daemon.home, daemon.tasks, daemon.place
     devices = settings.devices if settings.budget is None else 1
     machine = await asyncio.to_thread(this_machine, devices)
-    link, me, network = settings.join, home.identity, place.network
     if settings.interface and (warning := exposed(settings.interface, address_on(settings.interface))):
         log.warning("%s", warning)
-    coordinator = CoordinatorLink(link, network.directory, place.channels)
+    coordinator = CoordinatorLink(settings.join, place.network.directory, place.channels)
     manifest, appointment = await tasks.race(coordinator.run(place.door.tell))
     if settings.account and manifest.settlement is None:
         raise ConfigError("--account names who is paid, and this run settles nothing: leave it away")
@@ -76,116 +136,187 @@ async def _take_part(
     own_text = await asyncio.to_thread(open_own_text, settings, home.folder, manifest)
     place.door.tell(f"checking the run's data in {settings.data.get(manifest.data.name, home.folder / 'data')}")
     data = await asyncio.to_thread(_open_data, settings, home, manifest)
-    keep_manifest(place, manifest)
-    if not settings.data:  # what an operator named is not for others, unless they find it with the coordinator
-        place.blobs.shelves = (Shelf(data, bytes.fromhex(manifest.data.digest)),)
+    # The folder that an operator named is not for peers, unless they find it with the coordinator.
+    keep_manifest(place, manifest, () if settings.data else [Shelf(data, bytes.fromhex(manifest.data.digest))])
     place.door.tell("reading the chain")
     pool = worker_pool(settings, machine, home, place, data, own_text)
-    closing.push_async_callback(pool.close)
+    daemon.closing.push_async_callback(pool.close)
     await pool.open()
-    chain = await asyncio.to_thread(ChainFile, place.folder / "chain.db", manifest, views.describe)
-    files.callback(chain.close)
-    await tasks.race(follow_owner(chain, link.coordinator, appointment, coordinator.commit))
-    await asyncio.to_thread(check_forks, chain)
-    if settings.begin is not None and (manifest.model.lora is not None or not chain.length):
-        await tasks.race(_take_weights(settings.begin, place, home, manifest))
+    chain = await _open_chain(settings, daemon, coordinator, manifest, appointment)
     if own_text is not None:
         from dilocox.node.privacy import steps_left
 
         steps, trained = steps_left(manifest, chain.head.trained), has_trained(place.folder)
         await asyncio.to_thread(own_text.account.lay_out, steps, manifest.rounds.inner_steps, trained)
     open_chain(place, chain, tasks)
-    network.directory.know(chain.parties)
-    about = {"name": settings.name, "run": manifest.run.name, "run_id": link.run_id.hex(), "peer": me.peer, "role": "node"}
-    events = await open_diary(place.folder, home.folder, settings.notice, about, tasks, files, lambda: coordinator.connected)
+    place.network.directory.know(chain.parties)
+    events = await _open_events(settings, daemon, coordinator, manifest)
     own = await asyncio.to_thread(OwnStatements, place.folder / "own.db", manifest.run_id)
-    files.callback(own.close)
-    stages = range(manifest.model.stages)
-    archive = ArchiveSource(settings.archive, manifest.run_id) if settings.archive is not None else None
+    daemon.files.callback(own.close)
+    return OpenRun(machine, coordinator, chain, data, own_text, pool, events, own)
 
-    def fetching_into(store: BlobStore) -> Exchange:
-        return Exchange(
-            manifest, stages, store, network.directory, place.channels, me.peer, place.heads, lambda: chain.head.roster, archive
-        )
 
-    exchange, supplies = fetching_into(place.store), fetching_into(data)
-    starts = Starts(manifest, chain, place.store, exchange)
-    lead = settings.cluster.lead.coordinator if settings.cluster else ""
-    sharing = await asyncio.to_thread(open_sharing, place, manifest, chain, me.peer, starts, exchange)
-    holding = await asyncio.to_thread(make_holding, place, home, manifest, chain, settings.upload_copies, lead)
-    place.blobs.keeper = holding
-    prover = prover_for(settings, home, manifest)
-    place.attestor.prover = prover
-    crew = Employed(
-        settings, machine, home.folder, me, manifest, place, chain, exchange, starts, holding, pool, tasks, own_text
+async def _open_chain(
+    settings: NodeSettings,
+    daemon: Daemon,
+    coordinator: CoordinatorLink,
+    manifest: Manifest,
+    appointment: Statement[pb.Appointment] | None,
+) -> ChainFile:
+    """Return the chain of the run, as its owner has it, with the weights that a first start needs."""
+    place, tasks = daemon.place, daemon.tasks
+    chain = await asyncio.to_thread(ChainFile, place.folder / "chain.db", manifest, views.describe)
+    daemon.files.callback(chain.close)
+    await tasks.race(follow_owner(chain, settings.join.coordinator, appointment, coordinator.commit))
+    await asyncio.to_thread(check_forks, chain)
+    if settings.begin is not None and (manifest.model.lora is not None or not chain.length):
+        await tasks.race(_take_weights(settings.begin, place, daemon.home, manifest))
+    return chain
+
+
+async def _open_events(settings: NodeSettings, daemon: Daemon, coordinator: CoordinatorLink, manifest: Manifest) -> EventLog:
+    run_id, peer = manifest.run_id.hex(), daemon.home.identity.peer
+    about = {"name": settings.name, "run": manifest.run.name, "run_id": run_id, "peer": peer, "role": "node"}
+    folder, home, connected = daemon.place.folder, daemon.home.folder, lambda: coordinator.connected
+    return await open_diary(folder, home, settings.notice, about, daemon.tasks, daemon.files, connected)
+
+
+@dataclass(frozen=True)
+class Storage:
+    """What this machine downloads and stores of the run, for itself and for peers."""
+
+    run_data: RunData
+    corpus: CorpusStore
+    fetching_into: Callable[[BlobStore], Downloader]
+    restoring: "Restoring | None"
+    relay_store: RelayStore
+    relays: Relays
+
+
+async def _open_storage(settings: NodeSettings, daemon: Daemon, run: OpenRun) -> Storage:
+    """Open what is stored, and serve it to peers."""
+    home, place, chain = daemon.home, daemon.place, run.chain
+    archive = ArchiveSource(settings.archive, chain.manifest.run_id) if settings.archive is not None else None
+    restoring = await asyncio.to_thread(open_restoring, place, chain)
+
+    def fetching_into(store: BlobStore, shares: Restores | None = None) -> Downloader:
+        me, directory = home.identity.peer, place.network.directory
+        return Downloader(me, store, directory, place.channels, lambda: chain.head.roster, archive, shares)
+
+    run_data = open_run_data(chain, fetching_into(place.store, restoring.restorer if restoring is not None else None))
+    corpus = CorpusStore(run.data, bool(settings.data), fetching_into(run.data))
+    relay_store = await asyncio.to_thread(open_relay_store, place, home, chain)
+    relays = find_relays(place, home, chain, settings.upload_copies, _lead(settings))
+    place.blobs.serve(replace(place.blobs.run, keeper=relay_store))
+    return Storage(run_data, corpus, fetching_into, restoring, relay_store, relays)
+
+
+def _lead(settings: NodeSettings) -> str:
+    """Return the peer id of our cluster's lead host; empty where we lead it."""
+    return settings.cluster.lead.coordinator if settings.cluster else ""
+
+
+@dataclass(frozen=True)
+class OpenCluster:
+    """This host's part in its cluster, and its cluster's in the run."""
+
+    node: MemberDriver
+    employment: Employment
+    participant: Participant
+    attendance: Attendance
+
+
+async def _open_cluster(settings: NodeSettings, daemon: Daemon, run: OpenRun, storage: Storage) -> OpenCluster:
+    """Put the member machine and the workers together, and feed the machine what it said before. No worker runs yet."""
+    tasks, place, me = daemon.tasks, daemon.place, daemon.home.identity
+    context = RunContext(me, run.chain, place.store, tasks)
+    crew = Crew(tells_loss=run.account is None or not run.account.budget.bounds)
+    lead, account = _lead(settings), settings.account
+    state = member.start(run.chain.manifest, me.peer, run.chain.head, lead=lead, account=account)
+    node = MemberDriver(context, state, run.own, crew, run.events)
+    workplace = open_workplace(
+        context, storage.run_data, storage.relay_store, storage.relays, run.pool, crew, node, node.cluster
     )
-    participant = Participant(
-        me,
-        manifest,
-        chain,
-        own,
-        coordinator,
-        network.directory,
-        exchange,
-        tasks,
-        events,
-        prover,
-        crew.workers,
-        lead,
-        settings.account,
-    )
-    supply = Supply(manifest, data, supplies, lambda: chain.parties, participant.tell, bool(settings.data))
-    challenger = Challenger(manifest, network.directory, place.channels)
-    attendance = Attendance(
-        participant, tasks, place.folder, settings.hours, own_text.account if own_text is not None else None
-    )
+    if settings.cluster is not None:
+        hello = hello_of(settings.cluster, me.peer, run.machine, run.own_digest)
+        line = LeadLine(settings.cluster, place.channels, hello)
+        employment = follow_lead(context, node, line, workplace, settings.interface)
+    else:
+        if settings.boxes > 1:
+            place.lead.admit(admission(settings, me, place, run.machine.cuda, run.own_digest))
+        cluster = ClusterSettings(settings.boxes - 1, settings.interface or LOOPBACK, settings.box_patience)
+        employment = lead_cluster(context, node, run.machine, place.lead, workplace, cluster, run.account)
+    directory, traffic = place.network.directory, place.channels.traffic
+    participant = Participant(context, node, employment.workers, run.coordinator, directory, run.own, traffic)
+    node.resume()
+    attendance = Attendance(node, employment.workers, tasks, place.folder, settings.hours, run.account)
     await attendance.look()
-    app = create_node_app(
-        participant,
-        attendance,
-        home.api_key(),
-        network.directory,
-        place.blobs,
-        challenger,
-        settings.name,
-        network.address,
-        network.reach,
-        coordinator,
-    )
+    return OpenCluster(node, employment, participant, attendance)
+
+
+async def _serve(settings: NodeSettings, daemon: Daemon, run: OpenRun, storage: Storage, cluster: OpenCluster) -> Prover | None:
+    """Show the page and the API, and answer challenges; return what answers them, where the run asks for evidence."""
+    home, place, closing, network = daemon.home, daemon.place, daemon.closing, daemon.place.network
+    manifest = run.chain.manifest
+    prover = prover_for(settings, home, manifest)
+    place.attestor.serve(prover)
+    challenger = Challenger(manifest, network.directory, place.channels)
+    sources = Sources(settings.name, network, storage.relays, storage.run_data.downloader, run.coordinator, prover)
+    app = create_node_app(cluster.participant, cluster.attendance, home.api_key(), challenger, sources)
     await place.door.show(app)
     closing.push_async_callback(place.door.wait, "it ends")
-    home.announce(role="node", api=place.door.url, run_id=link.run_id.hex(), name=settings.name, **network.ports)
-    log.info("%s is %s, serving on %s, page and API %s", settings.name, me.peer, network.address, place.door.url)
+    run_id = settings.join.run_id.hex()
+    home.announce(role="node", api=place.door.url, run_id=run_id, name=settings.name, **network.endpoint.ports)
+    me, url = home.identity.peer, place.door.url
+    log.info("%s is %s, serving on %s, page and API %s", settings.name, me, network.address, url)
     closing.push_async_callback(place.lead.close)
-    closing.push_async_exit(partial(_leave, participant, attendance))
-    parts = Parts(participant, machine, place, home.folder, data, bool(settings.data), supplies, fetching_into, sharing)
-    loops = {
+    closing.push_async_exit(partial(_leave, cluster.employment.workers, cluster.attendance))
+    return prover
+
+
+def _loops(
+    settings: NodeSettings,
+    daemon: Daemon,
+    run: OpenRun,
+    storage: Storage,
+    cluster: OpenCluster,
+    prover: Prover | None,
+) -> Loops:
+    """Return what runs until the daemon ends, by name of the task."""
+    node, employment = cluster.node, cluster.employment
+    participant, attendance = cluster.participant, cluster.attendance
+    tasks, corpus, starts = daemon.tasks, storage.corpus, storage.run_data.starts
+    supply = Supply(node.manifest, corpus.store, corpus.supplies, lambda: node.chain.parties, node.show, corpus.named)
+    fetching_into, restoring = storage.fetching_into, storage.restoring
+    parts = Parts(node, run.machine, daemon.place, daemon.home.folder, corpus, fetching_into, starts, restoring)
+    return {
         "watch": participant.watch(),
         "offer": participant.offer(),
         "hours": attendance.keep(),
-        "supervise": _train(supply, participant, attendance, tasks, own_text),
+        "attendance": attendance.follow(),
+        "supervise": _train(supply, participant, attendance, tasks, run.own_text),
         "beat": participant.beat(),
         "remind": remind(participant),
-        "finish": _finish(participant, attendance, settings.exit_when_finished),
-        "supply holders": holding.supply(starts.newest_snapshot),
-        **({"prove": participant.prove()} if prover is not None else {}),
+        "finish": _finish(node, attendance, settings.exit_when_finished),
+        "supply relays": storage.relays.supply(starts.newest_snapshot),
+        **({"judge": Judging(node, employment.judge, tasks).run()} if employment.judge is not None else {}),
+        **employment.loops,
+        **({"attest": prover.stay_attested(run.coordinator), "prove": prove(prover, node)} if prover is not None else {}),
         **loops_of_checks(parts),
     }
-    for name, loop in loops.items():
-        tasks.start(loop, name)
 
 
 async def remind(participant: Participant) -> None:
     """While the run waits for its first clusters, log which setting says how many."""
-    while not participant.state.head.round:
+    while not participant.machine.state.head.round:
         await asyncio.sleep(REMINDER_SECONDS)
-        if not participant.state.head.round and participant.state.connected:
+        if not participant.machine.state.head.round and participant.machine.state.connected:
             log.warning("%s: %s", participant.round_why, FEWER_MACHINES)
 
 
-async def _finish(participant: Participant, attendance: Attendance, ends: bool) -> None:
+async def _finish(node: MemberDriver, attendance: Attendance, ends: bool) -> None:
     """Once the run is finished, log what comes next, or end the daemon."""
-    await participant.finished.wait()
+    await node.finished.wait()
     log.info("the run is finished. Next: %s", "this node ends (--exit-when-finished)" if ends else FINISHED)
     if ends:
         await attendance.leave(at_once=False)
@@ -219,7 +350,7 @@ async def _train(
     corpus = await supply.begin()
     if own_text is not None:
         await asyncio.to_thread(own_text.check, participant.manifest, corpus)
-    reading = partial(phase.reading, participant.manifest, participant.cluster)
+    reading = partial(phase.reading, participant.manifest, participant.machine.cluster)
     following = supply.follow(
         corpus, lambda: reading(participant.chain.head), lambda: participant.progress.waiting == phase.SAMPLES_COMING
     )
@@ -227,12 +358,10 @@ async def _train(
     await attendance.work()
 
 
-async def _leave(
-    participant: Participant, attendance: Attendance, kind: object, error: BaseException | None, trace: object
-) -> None:
+async def _leave(workers: Workers, attendance: Attendance, kind: object, error: BaseException | None, trace: object) -> None:
     """Who only waits for room says no goodbye: it comes back, perhaps before two commits came without it."""
     if error is not None and lack_of_room(error):
-        await participant.workers.stop()
+        await workers.stop()
     else:
         await attendance.go(GOODBYE_SECONDS)
 

@@ -1,36 +1,57 @@
-"""What a node's workers are made of, and who has them: our cluster's lead, or a box of another's."""
+"""How a node's workers are put together: by our cluster's lead host, or as one of its other hosts."""
 
 import logging
 import os
+from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from dilocox.node.boxes.follower import Follower
-from dilocox.node.boxes.lead import BoxAdmission
+from dilocox.node.boxes.lead import BoxAdmission, LeadService
+from dilocox.node.boxes.lead_line import LeadLine
 from dilocox.node.boxes.link import CLUSTER_LINK, ClusterLink, address_on, load_or_create_secret
-from dilocox.node.boxes.team import Team
-from dilocox.node.exchange import Exchange
-from dilocox.node.generations import Generations
-from dilocox.node.holding import Holding
+from dilocox.node.boxes.own_host import OwnHost
+from dilocox.node.boxes.team import ClusterSettings, Team
+from dilocox.node.crew import Crew
+from dilocox.node.generations import Generations, contributions_of
+from dilocox.node.judging import Judge
+from dilocox.node.keeping import Keeping
 from dilocox.node.machine import Machine
+from dilocox.node.member_driver import MemberPort
 from dilocox.node.own_text import OwnText
-from dilocox.node.participant import Participant, Workers
+from dilocox.node.participant import Workers
+from dilocox.node.payload_checker import PayloadChecker
 from dilocox.node.place import MANIFEST, Place
+from dilocox.node.relay_store import RelayStore
+from dilocox.node.relays import Relays
+from dilocox.node.run_context import RunContext
+from dilocox.node.run_data import RunData
 from dilocox.node.settings import NodeSettings
-from dilocox.node.starts import Starts
+from dilocox.node.shard_roots import ShardRoots
 from dilocox.node.worker_settings import WorkerSettings
 from dilocox.node.workers import LOOPBACK, Launch, WorkerPool
-from dilocox.protocol import member
 from dilocox.protocol.crypto import Identity, sha256
+from dilocox.protocol.head import Cluster
 from dilocox.protocol.ids import JoinLink, several
-from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.blobs import BlobStore
-from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.data_directory import DataDirectory
 from dilocox.transport.files import write_atomically
-from dilocox.transport.tasks import Tasks
 
-__all__ = ["Employed", "has_trained", "worker_pool"]
+if TYPE_CHECKING:
+    from dilocox.node.privacy import Account
+
+__all__ = [
+    "Employment",
+    "Workplace",
+    "admission",
+    "follow_lead",
+    "has_trained",
+    "lead_cluster",
+    "open_workplace",
+    "worker_pool",
+]
 
 STAGES = "stages"
 """In a run's folder: the boundaries of its workers."""
@@ -76,88 +97,81 @@ def worker_pool(
 
 
 @dataclass(frozen=True)
-class Employed:
-    """What workers are made of, for the participant that has them."""
+class Employment:
+    workers: Workers
+    judge: Judge | None
+    """What the machine of a lead host asks; None: another host leads, and its machine asks nothing."""
+    loops: dict[str, Coroutine[Any, Any, None]]
 
-    settings: NodeSettings
-    machine: Machine
-    home: Path
-    identity: Identity
-    manifest: Manifest
-    place: Place
-    chain: ChainFile
-    exchange: Exchange
-    starts: Starts
-    holding: Holding
+
+@dataclass(frozen=True)
+class Workplace:
+    """What the workers of this host work with."""
+
+    run_data: RunData
+    own_host: OwnHost
+    keeping: Keeping
     pool: WorkerPool
-    tasks: Tasks
-    own_text: OwnText | None
-    """None: the run's data are what we train on."""
+    crew: Crew
 
-    @property
-    def _own_digest(self) -> bytes:
-        """Of that text; empty where there is none."""
-        return self.own_text.digest if self.own_text is not None else b""
 
-    def workers(self, participant: Participant) -> Workers:
-        machine, interface = self.machine, self.settings.interface or LOOPBACK
-        manifest, me, chain, place = self.manifest, self.identity.peer, self.chain, self.place
-        if self.settings.cluster is not None:
-            return Follower(
-                manifest,
-                me,
-                self.settings.cluster,
-                place.channels,
-                chain,
-                place.store,
-                self.holding,
-                self.exchange,
-                self.starts,
-                self.pool,
-                machine,
-                interface,
-                self.tasks,
-                participant.feed,
-                participant.tell,
-                self._own_digest,
-            )
-        others = self.settings.boxes - 1
-        if others:
-            place.lead.admission = self._admission(machine.cuda, others)
-        patience = self.settings.box_patience
-        team = Team(
-            manifest, me, machine, self.pool, self.exchange, self.starts, self.holding, place.lead, others, interface, patience
-        )
-        team.laid = lambda hosts: participant.feed(member.Laid(hosts))
-        team.whole = lambda here: participant.feed(member.Whole(here))
-        team.tell = participant.tell
-        return Generations(
-            manifest,
-            me,
-            chain,
-            place.store,
-            self.holding,
-            self.starts,
-            team,
-            self.tasks,
-            lambda: participant.state,
-            participant.feed,
-            participant.emit,
-            participant.tell,
-            self.own_text.account if self.own_text is not None else None,
-        )
+def open_workplace(
+    context: RunContext,
+    run_data: RunData,
+    relay_store: RelayStore,
+    relays: Relays,
+    pool: WorkerPool,
+    crew: Crew,
+    member: MemberPort,
+    cluster: str,
+) -> Workplace:
+    """`cluster`: the peer id of its lead host."""
+    chain, downloader, hosted = context.chain, run_data.downloader, run_data.hosted
 
-    def _admission(self, cuda: bool, others: int) -> BoxAdmission:
-        """And write the link that our other boxes need."""
-        join, network = self.settings.join, self.place.network
-        secret = load_or_create_secret(self.place.folder / "cluster.secret")
-        port = network.address.rpartition(":")[2]
-        at = f"{address_on(self.settings.interface or LOOPBACK)}:{port}"
-        lead = JoinLink(join.run_id, self.identity.peer, at, sha256(network.certificate.certificate_der))
-        path = self.home / CLUSTER_LINK
-        write_atomically(path, f"{ClusterLink(secret, lead, join)}\n".encode(), mode=0o600)
-        start = "dilocox node --cluster cluster.link --cluster-interface INTERFACE --host ITS.ADDRESS"
-        log.info(
-            "copy %s to the other %s of this cluster, and start each with: %s", path, several(others, "box", "boxes"), start
-        )
-        return BoxAdmission(join.run_id, self.identity.peer, secret, cuda, others, self._own_digest)
+    def roster() -> Mapping[str, Cluster]:
+        return chain.head.roster
+
+    def contributions() -> Iterable[pb.Contribution]:
+        return contributions_of(member.state) if cluster == context.me else ()
+
+    checker = PayloadChecker(context.manifest, downloader, hosted, roster)
+    roots = ShardRoots(context.manifest, context.store, roster)
+    own_host = OwnHost(hosted, checker, run_data.applies, run_data.starts, roots, relays)
+    keeping = Keeping(context.store, relay_store, run_data.starts, crew.progress, contributions, cluster)
+    return Workplace(run_data, own_host, keeping, pool, crew)
+
+
+def follow_lead(context: RunContext, member: MemberPort, line: LeadLine, place: Workplace, interface: str | None) -> Employment:
+    """Have the workers of this host do what its cluster's lead host says."""
+    keeping, crew = place.keeping, place.crew
+    follower = Follower(context, member, line, place.pool, place.own_host, keeping, crew, interface or LOOPBACK)
+    return Employment(follower, None, {})
+
+
+def lead_cluster(
+    context: RunContext,
+    member: MemberPort,
+    machine: Machine,
+    lead: LeadService,
+    place: Workplace,
+    settings: ClusterSettings,
+    account: "Account | None",
+) -> Employment:
+    """Lead the workers of this host and of those that join it. `account`: of what our own data may give away."""
+    team = Team(context, member, machine, place.pool, place.own_host, lead, settings)
+    generations = Generations(context, member, team, place.run_data.starts, place.keeping, place.crew, account)
+    return Employment(generations, generations, {"hosts": team.watch_hosts(), "claim": team.watch_claim()})
+
+
+def admission(settings: NodeSettings, identity: Identity, place: Place, cuda: bool, corpus: bytes) -> BoxAdmission:
+    """Return what our cluster's other hosts must show, and write the link that they need. `corpus`: digest of our own data."""
+    join, network, others = settings.join, place.network, settings.boxes - 1
+    secret = load_or_create_secret(place.folder / "cluster.secret")
+    port = network.address.rpartition(":")[2]
+    at = f"{address_on(settings.interface or LOOPBACK)}:{port}"
+    lead = JoinLink(join.run_id, identity.peer, at, sha256(network.endpoint.certificate.certificate_der))
+    path = settings.home / CLUSTER_LINK
+    write_atomically(path, f"{ClusterLink(secret, lead, join)}\n".encode(), mode=0o600)
+    start = "dilocox node --cluster cluster.link --cluster-interface INTERFACE --host ITS.ADDRESS"
+    log.info("copy %s to the other %s of this cluster, and start each with: %s", path, several(others, "box", "boxes"), start)
+    return BoxAdmission(join.run_id, identity.peer, secret, cuda, others, corpus)

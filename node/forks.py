@@ -14,7 +14,7 @@ from pathlib import Path
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from dilocox.node.exchange import Finder
+from dilocox.node.downloader import Finder
 from dilocox.protocol import limits, terms
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import LocalError, RemoteError

@@ -6,7 +6,7 @@ Facts of the workers become inputs of the member machine; blobs that nobody can 
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from dilocox.node.boxes.team import Team
 from dilocox.node.checks import scored
 from dilocox.node.crew import Crew, Phase, Ready
-from dilocox.node.holding import Holding
 from dilocox.node.keeping import Keeping, blobs_of
+from dilocox.node.member_driver import MemberPort
+from dilocox.node.run_context import RunContext
 from dilocox.node.starts import Starts, state_blob
 from dilocox.protocol import events, member
 from dilocox.protocol.chain import taken
@@ -23,21 +24,18 @@ from dilocox.protocol.errors import LocalError, RemoteError
 from dilocox.protocol.facts import Verdict
 from dilocox.protocol.ids import several
 from dilocox.protocol.leaves import read_leaves
-from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.member import MemberState
 from dilocox.protocol.messages import Statement, canonical
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import worker_pb2 as worker
 from dilocox.protocol.status import Status
-from dilocox.transport.blobs import BlobStore, digest_of
-from dilocox.transport.chain_file import ChainFile
+from dilocox.transport.blobs import digest_of
 from dilocox.transport.room import probe
-from dilocox.transport.tasks import Tasks
 
 if TYPE_CHECKING:
     from dilocox.node.privacy import Account
 
-__all__ = ["Generations"]
+__all__ = ["Generations", "contributions_of"]
 
 log = logging.getLogger(__name__)
 
@@ -51,30 +49,21 @@ FAILED_GENERATIONS = 5
 class Generations:
     def __init__(
         self,
-        manifest: Manifest,
-        me: str,
-        chain: ChainFile,
-        store: BlobStore,
-        holding: Holding,
-        starts: Starts,
+        context: RunContext,
+        member: MemberPort,
         team: Team,
-        tasks: Tasks,
-        member: Callable[[], MemberState],
-        feed: Callable[[member.Input], None],
-        emit: Callable[[events.Event], None],
-        tell: Callable[[Status | None], None],
+        starts: Starts,
+        keeping: Keeping,
+        crew: Crew,
         account: "Account | None" = None,
     ) -> None:
-        """`tell`: what we do before the workers train; None when they do. `account`: of what our own data may give away."""
-        self._manifest, self._me, self._chain, self._store, self._starts = manifest, me, chain, store, starts
-        self._team, self._tasks, self._holding = team, tasks, holding
-        self._member, self._feed, self._emit, self._tell = member, feed, emit, tell
-        self._account = account
+        """`member`: hears what the workers say. `account`: of what our own data may give away."""
+        self._manifest, self._me, self._chain, self._store = context.manifest, context.me, context.chain, context.store
+        self._tasks, self._member, self._team, self._starts = context.tasks, member, team, starts
+        self._keeping, self._crew, self._account = keeping, crew, account
         self._signs = secrets.randbits(63) | 1
         """Of sketches of contributions: who knew them could hide from them what it does."""
-        self._crew = Crew(lambda: team.workers, tells_loss=account is None or not account.budget.bounds)
-        self.progress = self._crew.progress
-        self._keeping = Keeping(store, holding, starts, self.progress, self._contributions, me)
+        self.progress = crew.progress
         self._grew = asyncio.Event()
         """Set when the chain has a commit more."""
         self._fed = 0
@@ -88,10 +77,6 @@ class Generations:
         self._failed = True
         """… and whether it failed: nobody told it to, or it stood still."""
         self._failed_generations = 0
-
-    def status(self) -> Status | None:
-        """What the workers do; None before their first step."""
-        return self._crew.status()
 
     def chain_grew(self) -> None:
         self._grew.set()
@@ -133,10 +118,6 @@ class Generations:
             )
         )
 
-    def spoken(self, state: MemberState) -> None:
-        """What the machine stands for now: our other boxes are to agree."""
-        self._team.consent(state)
-
     def recheck(self, round: int) -> None:
         """Have the last commit replayed from disk, where workers have started."""
         if self._crew.started:
@@ -155,14 +136,14 @@ class Generations:
     def _hear(self, fact: member.Input) -> None:
         """What the workers say, unless they were ended meanwhile."""
         if not self._ending:
-            self._feed(fact)
+            self._member.feed(fact)
 
     async def stop(self) -> None:
         await self._team.stop()
 
     async def run(self) -> None:
         """Generations, one after the other, until cancelled or the run cannot go on here."""
-        while not self._member().leaving:
+        while not self._member.state.leaving:
             self._crew.begin()
             generation = self._tasks.start(self._team.run_generation(), "workers")
             why = await self._follow_generation()
@@ -171,7 +152,7 @@ class Generations:
             if self._feeding is not None:
                 self._feeding.cancel()
                 self._feeding = None
-            if self._member().leaving:
+            if self._member.state.leaving:
                 return
             why, failed = why or self._team.box_went, self._failed and not self._team.box_went
             if failed:
@@ -179,8 +160,8 @@ class Generations:
             self._failed_generations += failed
             if self._failed_generations >= FAILED_GENERATIONS:
                 raise LocalError(f"the stage workers ended {FAILED_GENERATIONS} times in a row: {why or 'see workers.log'}")
-            self._emit(events.WorkersEnded(why or "a process died"))
-            self._tell(Status("restarting", "starting the stage workers again"))
+            self._member.emit(events.WorkersEnded(why or "a process died"))
+            self._member.show(Status("restarting", "starting the stage workers again"))
             await asyncio.sleep(GENERATION_PAUSE_SECONDS)
 
     async def _follow_generation(self) -> str:
@@ -188,13 +169,14 @@ class Generations:
         self._ending, self._failed = "", True
         watchdog = self._tasks.start(self._watch_workers(), "watchdog")
         while (item := await self._team.events.get()) is not None:
+            self._crew.expect(self._team.workers)
             if self._ending:
                 continue
             rank, event = item
             match event.WhichOneof("event"):
                 case "hello":
                     whole = self._crew.hello(rank, event.hello)
-                    self._tell(None)
+                    self._member.show(None)
                     if whole:
                         await self._enter_what_was_kept(event.hello)
                         await self._keeping.begin(list(self._crew.hellos.values()))
@@ -208,7 +190,7 @@ class Generations:
                 case "step":
                     self._crew.step(event.step)
                     self._team.step(event.step)
-                    self._tell(None)
+                    self._member.show(None)
                 case "rechecked":
                     if (digests := self._crew.rechecked(rank, event.rechecked)) is not None:
                         root = await asyncio.to_thread(self._store.put, [state_blob(digests)])
@@ -225,6 +207,7 @@ class Generations:
         """Workers that stand still are ended: the next generation resumes."""
         while True:
             await asyncio.sleep(GENERATION_PAUSE_SECONDS)
+            self._crew.expect(self._team.workers)
             self._crew.computes(await asyncio.to_thread(self._team.processor_ticks))
             if self._crew.stuck():
                 log.error("the stage workers stand still in step %d; starting them again", self._crew.progress.step)
@@ -243,7 +226,7 @@ class Generations:
             self._crew.progress.applied_at[ready.round - 1] = ready.applied_at_step
             counted = {item.cluster for item in taken(applied.body)}
             mine = self._me in counted
-            self._emit(events.CommitApplied(ready.round - 1, mine, len(counted), ready.applied_at_step, root.hex()[:12]))
+            self._member.emit(events.CommitApplied(ready.round - 1, mine, len(counted), ready.applied_at_step, root.hex()[:12]))
         self._hear(member.StateReady(ready.round, root, ready.evaluation_loss))
         await self._keeping.retain()
 
@@ -270,7 +253,7 @@ class Generations:
             self._avoid_boundaries = False
         shares = await self._team.work_root(digest, phase.leaves.leaves)
         ended = phase.ended(base, digest, audit, shares, self.progress.tells_loss)
-        self._emit(events.PhaseEnded(first.round, first.inner_steps, first.loss, ended.size))
+        self._member.emit(events.PhaseEnded(first.round, first.inner_steps, first.loss, ended.size))
         if self._account is not None and not await asyncio.to_thread(
             self._account.enter, digest_of([canonical(phase.work)]), first.steps_within, first.noise, first.corpus
         ):
@@ -298,7 +281,7 @@ class Generations:
         self._fed = start.round + len(replays)  # the chain may have grown meanwhile
         self._crew.start(start.round, len(replays))
         self._team.start(start, replays)
-        self._tell(None)
+        self._member.show(None)
         origin = worker.Start.Origin.Name(start.origin).removeprefix("ORIGIN_").lower()
         kept = f" with what {several(len(start.kept.payloads), 'stage')} had before" if start.HasField("kept") else ""
         replayed = several(len(replays), "commit")
@@ -337,10 +320,10 @@ class Generations:
             for candidate in await asyncio.to_thread(self._starts.candidates, hellos, self._avoid_boundaries):
                 try:
                     start = await self._starts.complete(candidate)
-                    return start, await self._team.have(start, lambda why: self._tell(Status("synchronising", why)))
+                    return start, await self._team.have(start, lambda why: self._member.show(Status("synchronising", why)))
                 except RemoteError as error:
                     log.warning("cannot start from round %d: %s", candidate.start.round, error)
-            self._tell(Status("synchronising", "no peer serves the state yet; trying again"))
+            self._member.show(Status("synchronising", "no peer serves the state yet; trying again"))
             await asyncio.sleep(GENERATION_PAUSE_SECONDS)
 
     async def _decided(self, hellos: list[worker.Hello]) -> None:
@@ -348,15 +331,15 @@ class Generations:
         clock = asyncio.get_running_loop().time
         ends = clock() + AROUND_SECONDS
         while not self._avoid_boundaries and clock() < ends and self._starts.undecided(hellos):
-            self._tell(Status("synchronising", "waiting for the round that our stages trained for to be closed"))
+            self._member.show(Status("synchronising", "waiting for the round that our stages trained for to be closed"))
             self._grew.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(GENERATION_PAUSE_SECONDS):
                     await self._grew.wait()
 
-    def _contributions(self) -> Iterator[pb.Contribution]:
-        """Of the open round, ours too."""
-        state = self._member()
-        own = state.own.get(pb.KIND_CONTRIBUTION)
-        for contribution in [*state.seen.values(), *([own] if own else [])]:
-            yield contribution.body
+
+def contributions_of(state: MemberState) -> Iterator[pb.Contribution]:
+    """Yield the contributions to the open round, ours too."""
+    own = state.open.own.get(pb.KIND_CONTRIBUTION)
+    for contribution in [*state.open.seen.values(), *([own] if own else [])]:
+        yield contribution.body

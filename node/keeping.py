@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from dilocox.node.crew import Progress
-from dilocox.node.holding import Holding
 from dilocox.node.marks import merged
+from dilocox.node.relay_store import RelayStore
 from dilocox.node.starts import BOUNDARIES_KEPT, Starts
 from dilocox.protocol.head import Head
 from dilocox.protocol.messages import canonical
@@ -20,7 +20,7 @@ class Keeping:
     def __init__(
         self,
         store: BlobStore,
-        holding: Holding,
+        relay_store: RelayStore,
         starts: Starts,
         progress: Progress,
         contributions: Callable[[], Iterable[pb.Contribution]],
@@ -28,7 +28,7 @@ class Keeping:
     ) -> None:
         """`progress`: of our workers. `contributions`: of the open round, beside the judged ones. `cluster`: whose box we are."""
         self._cluster = cluster
-        self._store, self._holding, self._starts = store, holding, starts
+        self._store, self._relay_store, self._starts = store, relay_store, starts
         self._progress, self._contributions = progress, contributions
         self._boundaries: dict[int, set[bytes]] = {}
         """Payloads and base states that a restart would announce again, by round."""
@@ -107,7 +107,7 @@ class Keeping:
         keep = {digest for blobs in self._boundaries.values() for digest in blobs}
         keep |= {contribution.leaves for contribution in self._announced()}
         keep |= self._starts.own_worth_keeping(self._progress.states, self._progress.roots)
-        return keep | self._audited() | self._holding.blobs()
+        return keep | self._audited() | self._relay_store.blobs()
 
     def _audited(self) -> set[bytes]:
         """Return the states of our phases that auditors may still request; without audits there are none."""
@@ -137,7 +137,7 @@ class Keeping:
             for leaves, payloads in (await asyncio.to_thread(self._payloads, closed)).items():
                 self._known |= {leaves, *payloads}
             keep = await self._worth_keeping()
-            gone = (self._known | self._holding.forgotten()) - keep
+            gone = (self._known | self._relay_store.forgotten()) - keep
             self._known |= keep
             while gone := gone - self._at_hand():  # what became needed again stays
                 digest = gone.pop()

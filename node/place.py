@@ -2,15 +2,16 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Container, Iterable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dilocox.node.attest.prover import AttestorService
 from dilocox.node.boxes.lead import LeadService
 from dilocox.node.forks import Forks
-from dilocox.node.holding import Holding
+from dilocox.node.relay_store import RelayStore
+from dilocox.node.relays import Relays
 from dilocox.protocol import standing
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.head import Head
@@ -29,12 +30,22 @@ from dilocox.transport.notify import Notice
 from dilocox.transport.rates import Rates
 from dilocox.transport.room import while_there_is_room
 from dilocox.transport.rpc import ChannelPool
-from dilocox.transport.serve import PeerService
+from dilocox.transport.serve import PeerService, Served, ServedRun
 from dilocox.transport.tasks import Stopped, Tasks
 from dilocox.transport.traffic import Traffic
 from dilocox.views.door import Door, open_door
 
-__all__ = ["MANIFEST", "PeerSettings", "Place", "keep_manifest", "make_holding", "open_chain", "run_peer"]
+__all__ = [
+    "MANIFEST",
+    "Daemon",
+    "PeerSettings",
+    "Place",
+    "find_relays",
+    "keep_manifest",
+    "open_chain",
+    "open_relay_store",
+    "run_peer",
+]
 
 log = logging.getLogger(__name__)
 
@@ -70,13 +81,24 @@ class Place:
     blobs: PeerService
     attestor: AttestorService
     lead: LeadService
-    heads: Heads
     door: Door
     """Where people ask."""
 
 
-TakePart = Callable[[DataDirectory, Tasks, Place, AsyncExitStack, AsyncExitStack], Awaitable[None]]
-"""(home, tasks, place, files, closing): learns the run and starts what this peer does in it; `files` is closed after every task."""
+@dataclass(frozen=True)
+class Daemon:
+    """What a daemon has before it knows its run."""
+
+    home: DataDirectory
+    tasks: Tasks
+    place: Place
+    files: AsyncExitStack
+    """Closed after every task."""
+    closing: AsyncExitStack
+
+
+TakePart = Callable[[Daemon], Awaitable[None]]
+"""Learns the run and starts what this peer does in it."""
 
 
 async def run_peer(settings: PeerSettings, take_part: TakePart) -> None:
@@ -89,7 +111,7 @@ async def run_peer(settings: PeerSettings, take_part: TakePart) -> None:
         async with AsyncExitStack() as files, AsyncExitStack() as closing:
             place = await _join_network(settings, home, tasks, closing, door)
             try:
-                await take_part(home, tasks, place, files, closing)
+                await take_part(Daemon(home, tasks, place, files, closing))
                 await tasks.wait()
             except Stopped:
                 log.info("stopped before the run was known")
@@ -115,14 +137,14 @@ async def _join_network(
     blobs = PeerService(store, network.callers, traffic, heads)
     attestor, lead = AttestorService(), LeadService(network.callers, network.directory.own_hosts)
     known = read_checked(folder / MANIFEST, lambda raw: _manifest_of(link.run_id, raw))
-    blobs.may_read = known.may_read if known is not None else lambda peer: False
+    blobs.serve(ServedRun(may_read=known.may_read if known is not None else lambda peer: False))
     rpc.add_PeerServicer_to_server(blobs, network.server)
     rpc.add_AttestorServicer_to_server(attestor, network.server)
     add_LeadServicer_to_server(lead, network.server)
     await network.server.start()
     freeze_startup()
     tasks.start(network.watch_reach(channels), "reach")
-    return Place(folder, network, channels, store, blobs, attestor, lead, heads, door)
+    return Place(folder, network, channels, store, blobs, attestor, lead, door)
 
 
 def _manifest_of(run_id: bytes, raw: bytes) -> Manifest:
@@ -136,18 +158,24 @@ def _manifest_of(run_id: bytes, raw: bytes) -> Manifest:
     return manifest
 
 
-def keep_manifest(place: Place, manifest: Manifest) -> None:
-    """For the workers, and for the next start, which knows then whom it may serve while the coordinator is away."""
+def keep_manifest(place: Place, manifest: Manifest, shelves: Iterable[Served] = ()) -> None:
+    """Write the manifest for the workers, and for the next start, which serves while the coordinator is away; serve its readers.
+    `shelves`: stores that are served, too."""
     write_atomically(place.folder / MANIFEST, manifest.canonical_bytes())
-    place.blobs.may_read = manifest.may_read
+    place.blobs.serve(replace(place.blobs.run, may_read=manifest.may_read, shelves=tuple(shelves)))
 
 
 def open_chain(place: Place, chain: ChainFile, tasks: Tasks) -> None:
     """What others may ask of the chain, and what two who meet compare, now that the run is known."""
     forks = Forks(chain, place.network.directory, place.channels, tasks)
-    place.heads.ours, place.heads.heard = forks.tip, forks.heard
-    place.blobs.is_member, place.blobs.commit = lambda peer: peer in chain.head.cluster_by_peer, chain.raw
-    place.blobs.earned = lambda peer: _earned(chain.manifest, chain.head, peer)
+    place.channels.heads.open(forks)
+    known = replace(
+        place.blobs.run,
+        is_member=lambda peer: peer in chain.head.cluster_by_peer,
+        earned=lambda peer: _earned(chain.manifest, chain.head, peer),
+        commit=chain.raw,
+    )
+    place.blobs.serve(known)
 
 
 def _earned(manifest: Manifest, head: Head, peer: str) -> float:
@@ -156,22 +184,18 @@ def _earned(manifest: Manifest, head: Head, peer: str) -> float:
     return standing.share(manifest, head.standings if cluster else {}, cluster.cluster if cluster else peer)
 
 
-def make_holding(
-    place: Place, home: DataDirectory, manifest: Manifest, chain: ChainFile, copies: int | None, cluster: str = ""
-) -> Holding:
-    """It knows what an earlier life kept. `copies`: how often each payload may leave this machine; None: as often as it is asked
-    for, where others can dial us. Blocking."""
-    holding = Holding(
-        home.identity,
-        manifest,
-        chain,
-        place.store,
-        place.network.directory,
-        place.channels,
-        lambda: place.network.reach.reachable is not False,
-        place.blobs.traffic.upload.spend,
-        copies,
-        cluster,
-    )
-    holding.remember()
-    return holding
+def open_relay_store(place: Place, home: DataDirectory, chain: ChainFile, agreed: Container[bytes] = ()) -> RelayStore:
+    """Return what is stored for peers, with what an earlier incarnation stored; `agreed`: see `RelayStore`. Blocking."""
+    relay_store = RelayStore(home.identity, chain, place.store, agreed)
+    relay_store.remember()
+    return relay_store
+
+
+def find_relays(place: Place, home: DataDirectory, chain: ChainFile, copies: int | None, cluster: str = "") -> Relays:
+    """`copies`, `cluster`: see `Relays`."""
+    network = place.network
+
+    def dialable() -> bool:
+        return network.reach.reachable is not False
+
+    return Relays(home.identity, chain, place.store, network.directory, place.channels, dialable, copies, cluster)

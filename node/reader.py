@@ -9,9 +9,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from dilocox.node.coordinator_link import CoordinatorLink
-from dilocox.node.exchange import Exchange
+from dilocox.node.downloader import Downloader
 from dilocox.node.forks import check_forks, follow_owner
 from dilocox.node.restoring import Restorer
+from dilocox.node.run_data import RunData, open_run_data
 from dilocox.node.starts import Starts
 from dilocox.protocol import limits
 from dilocox.protocol.corpus import BYTES
@@ -47,17 +48,23 @@ RETRY_SECONDS = 1.0
 class Reader:
     manifest: Manifest
     chain: ChainFile
-    store: BlobStore
-    exchange: Exchange
-    starts: Starts
+    data: RunData
     source: ArchiveSource | None = None
     """Also asked for older states than peers keep."""
     restorer: Restorer | None = None
     """Where the run keeps shares."""
 
+    @property
+    def store(self) -> BlobStore:
+        return self.data.downloader.store
+
+    @property
+    def starts(self) -> Starts:
+        return self.data.starts
+
     def progress(self) -> tuple[int, int]:
         """Bytes that came, and of what is known to be wanted."""
-        statistics = self.exchange.statistics()
+        statistics = self.data.downloader.statistics()
         return statistics.bytes_received + statistics.held, statistics.bytes_received + statistics.wanted
 
     async def state(self, round: int | None = None) -> int:
@@ -102,10 +109,10 @@ class Reader:
         """Have the document of the run's data, and the tokenizer that it names. Raises LocalError where nobody serves them."""
         document = bytes.fromhex(self.manifest.data.digest)
         try:
-            await self.exchange.fetch(document, self.chain.parties, limits.CORPUS_BYTES)
+            await self.data.downloader.fetch(document, self.chain.parties, limits.CORPUS_BYTES)
             corpus = await asyncio.to_thread(corpus_in, self.store, document)
             if corpus is not None and corpus.tokenizer != BYTES:
-                await self.exchange.fetch(bytes.fromhex(corpus.tokenizer), self.chain.parties, limits.TOKENIZER_BYTES)
+                await self.data.downloader.fetch(bytes.fromhex(corpus.tokenizer), self.chain.parties, limits.TOKENIZER_BYTES)
         except RemoteError as error:
             raise LocalError(
                 f"nobody who can be reached serves what the run's data say of their tokenizer: {error.detail}. Name a copy with"
@@ -132,7 +139,7 @@ class Reader:
         keepers = self.starts.keepers(round)
         sizes = [state_bytes(self.manifest.model, stage) for stage in range(len(digests))]
         fetches = (
-            self.exchange.fetch(d, keepers, size, stage, NamedBy(round, state=True))
+            self.data.downloader.fetch(d, keepers, size, stage, NamedBy(round, state=True))
             for stage, (d, size) in enumerate(zip(digests, sizes, strict=True))
         )
         await asyncio.gather(*fetches)
@@ -145,7 +152,7 @@ class Reader:
         assert commit is not None
         try:
             await asyncio.gather(
-                self._have_state(round, before), self.starts.stages_of(round + 1, after), self.exchange.take(commit)
+                self._have_state(round, before), self.starts.stages_of(round + 1, after), self.data.applies.take(commit)
             )
         except RemoteError as error:
             detail = f"{error.detail}. Peers keep the last rounds, and snapshots: name a later round"
@@ -187,9 +194,9 @@ async def open_archived(place: ArchivePlace, home: DataDirectory, say: Callable[
         except RemoteError as error:
             raise LocalError(f"the chain in the archive {archive.url} does not hold: {error}") from error
         check_forks(chain)
-        source, store, stages = ArchiveSource(place, archive.run_id), BlobStore(path / "blobs"), range(manifest.model.stages)
-        exchange = Exchange(manifest, stages, store, Nobody(), channels, home.identity.peer, archive=source)
-        yield Reader(manifest, chain, store, exchange, Starts(manifest, chain, store, exchange), source)
+        source, store = ArchiveSource(place, archive.run_id), BlobStore(path / "blobs")
+        downloader = Downloader(home.identity.peer, store, Nobody(), channels, archive=source)
+        yield Reader(manifest, chain, open_run_data(chain, downloader), source)
     finally:
         chain.close()
         await channels.close()
@@ -227,12 +234,11 @@ async def open_reader(
             tasks.start(_follow(coordinator, chain, directory, read_up, say), "follow")
             await tasks.race(read_up.wait())
             source = None if place is None else ArchiveSource(place, link.run_id)
-            store, stages, me = BlobStore(path / "blobs"), range(manifest.model.stages), home.identity.peer
-            exchange = Exchange(manifest, stages, store, directory, channels, me, heads, lambda: chain.head.roster, source)
-            restorer = None
-            if manifest.availability is not None:
-                restorer = exchange.shares = Restorer(path / "restoring", directory, channels, chain)
-            yield Reader(manifest, chain, store, exchange, Starts(manifest, chain, store, exchange), source, restorer)
+            store, me = BlobStore(path / "blobs"), home.identity.peer
+            shares = manifest.availability is not None
+            restorer = Restorer(path / "restoring", directory, channels, chain) if shares else None
+            downloader = Downloader(me, store, directory, channels, lambda: chain.head.roster, source, restorer)
+            yield Reader(manifest, chain, open_run_data(chain, downloader), source, restorer)
         finally:
             await tasks.close()
             chain.close()

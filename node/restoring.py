@@ -12,7 +12,7 @@ from typing import NamedTuple
 import grpc
 import grpc.aio
 
-from dilocox.node.exchange import Finder
+from dilocox.node.downloader import Finder
 from dilocox.protocol import limits
 from dilocox.protocol.chain import taken
 from dilocox.protocol.errors import RemoteError

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from random import Random, SystemRandom
 from typing import Protocol
 
+from dilocox.node.apply_builder import ApplyBuilder
 from dilocox.node.checks import Loops, Parts
-from dilocox.node.exchange import Exchange
 from dilocox.node.restoring import Due, Restorer
-from dilocox.node.sharing import named_by
+from dilocox.node.sharing import Sharing, named_by
 from dilocox.protocol import sampling
 from dilocox.protocol.chain import holders, taken
 from dilocox.protocol.checks.availability import Sampled
@@ -51,11 +51,11 @@ class Sample:
 
 class Sampler:
     def __init__(
-        self, manifest: Manifest, chain: ChainFile, store: BlobStore, exchange: Exchange, restorer: Restorer, dice: Random
+        self, manifest: Manifest, chain: ChainFile, store: BlobStore, applies: ApplyBuilder, restorer: Restorer, dice: Random
     ) -> None:
         """`dice`: that nobody who is asked can foresee. Raises ConfigError where there is nothing yet to draw from."""
         assert manifest.availability is not None, "the run shares"
-        self._manifest, self._chain, self._store, self._exchange = manifest, chain, store, exchange
+        self._manifest, self._chain, self._store, self._applies = manifest, chain, store, applies
         self._restorer, self._dice = restorer, dice
         head = chain.head.round
         found = (chain.commit(number) for number in range(restorer.holders.kept_since(head), head - SETTLED + 1))
@@ -79,7 +79,7 @@ class Sampler:
         """One that it names; with the list of what somebody contributed, where that can be had, first."""
         item = self._dice.choice(taken(commit.body))
         try:
-            await self._exchange.leaves(item.contribution, holders(commit.body)[item.cluster])
+            await self._applies.payload_index(item.contribution, holders(commit.body)[item.cluster])
         except RemoteError:
             return Named(item.contribution.leaves, None)
         named = named_by(self._manifest, commit.body, self._store)
@@ -194,6 +194,8 @@ def askable(head: Head, cluster: str, since: int, ours: Iterable[services.Share]
 
 def loops(parts: Parts) -> Loops:
     """Return the loops of a node that keeps shards: one makes its own, one asks other clusters for theirs."""
-    assert parts.sharing is not None, "a run with availability shares"
-    sharing, restorer = parts.sharing
-    return {"share": sharing.run(), "sample": Asker(parts.participant, restorer, sharing.shares, SystemRandom()).run()}
+    assert parts.restoring is not None, "a run with availability shares"
+    shares, restorer = parts.restoring
+    member, store = parts.member, parts.place.store
+    sharing = Sharing(member.manifest, member.chain, store, shares, member.identity.peer, parts.starts.oldest_kept)
+    return {"share": sharing.run(), "sample": Asker(member, restorer, shares, SystemRandom()).run()}

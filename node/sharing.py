@@ -7,13 +7,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from dilocox.node.exchange import Exchange
 from dilocox.node.place import Place
 from dilocox.node.restoring import Restorer
-from dilocox.node.starts import Starts
 from dilocox.protocol import limits
 from dilocox.protocol.chain import taken
 from dilocox.protocol.data_root import commit_tree, ways
@@ -32,7 +30,7 @@ from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.rpc import in_thread
 from dilocox.transport.shares import ShareStore, make_share, share_bytes, share_root
 
-__all__ = ["Sharing", "named_by", "open_sharing"]
+__all__ = ["Restoring", "Sharing", "named_by", "open_restoring"]
 
 log = logging.getLogger(__name__)
 
@@ -245,14 +243,19 @@ class Sharing:
         return named
 
 
-def open_sharing(
-    place: Place, manifest: Manifest, chain: ChainFile, me: str, starts: Starts, exchange: Exchange
-) -> tuple[Sharing, Restorer]:
+class Restoring(NamedTuple):
+    """The erasure shards of this machine, and what restores blobs from those of all peers."""
+
+    shares: ShareStore
+    restorer: Restorer
+
+
+def open_restoring(place: Place, chain: ChainFile) -> Restoring:
     """Serve this peer's shards, and restore from shards what no peer serves. Blocking. Raises ConfigError if shards cannot be made
     here."""
     erasure.need_coder()
     shares = ShareStore(place.folder / "shares")
-    place.blobs.shelves = (*place.blobs.shelves, shares)
-    place.blobs.share = shares.get
-    exchange.shares = restorer = Restorer(place.folder / "restoring", place.network.directory, place.channels, chain, shares)
-    return Sharing(manifest, chain, place.store, shares, me, starts.oldest_kept), restorer
+    run = place.blobs.run
+    place.blobs.serve(replace(run, shelves=(*run.shelves, shares), share=shares.get))
+    restorer = Restorer(place.folder / "restoring", place.network.directory, place.channels, chain, shares)
+    return Restoring(shares, restorer)

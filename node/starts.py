@@ -5,7 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from dilocox.node.exchange import Exchange, had
+from dilocox.node.apply_builder import ApplyBuilder
+from dilocox.node.downloader import Downloader, had
+from dilocox.node.hosted import HostedStages
 from dilocox.node.phases import Phase, phase_of
 from dilocox.protocol import limits
 from dilocox.protocol.chain import taken
@@ -18,7 +20,6 @@ from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import worker_pb2 as worker
 from dilocox.protocol.shares import NamedBy
 from dilocox.protocol.tensors import imported_bytes, state_bytes
-from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
 
 __all__ = ["BOUNDARIES_KEPT", "Candidate", "Starts", "state_blob", "without_commits"]
@@ -59,8 +60,11 @@ class Candidate:
 
 
 class Starts:
-    def __init__(self, manifest: Manifest, chain: ChainFile, store: BlobStore, exchange: Exchange) -> None:
-        self._manifest, self._chain, self._store, self._exchange = manifest, chain, store, exchange
+    def __init__(
+        self, manifest: Manifest, chain: ChainFile, downloader: Downloader, applies: ApplyBuilder, hosted: HostedStages
+    ) -> None:
+        self._manifest, self._chain, self._store = manifest, chain, downloader.store
+        self._downloader, self._applies, self._hosted = downloader, applies, hosted
 
     @property
     def head(self) -> Head:
@@ -204,7 +208,7 @@ class Starts:
         if boundary:
             commit = self._chain.commit(boundary)
             assert commit is not None
-            start.boundary_commit.CopyFrom(await self._exchange.counts(commit))
+            start.boundary_commit.CopyFrom(await self._applies.counts(commit))
 
     def _replayed(self, first: int) -> list[Statement[pb.Commit]]:
         commits = (self._chain.commit(number) for number in range(first, self._chain.length))
@@ -216,17 +220,17 @@ class Starts:
         await self.have_frozen(say)
         providers = self.keepers(start.round)
         for state in start.states:
-            if state.stage in self._exchange.stages and not await asyncio.to_thread(self._store.sound, state.digest):
+            if state.stage in self._hosted and not await asyncio.to_thread(self._store.sound, state.digest):
                 say(f"fetching the state before round {start.round}, stage {state.stage + 1} of {len(start.states)}")
                 size = state_bytes(self._manifest.model, state.stage)  # a run's author may name a blob that fills our disk
-                await self._exchange.fetch(state.digest, providers, size, state.stage, NamedBy(start.round, state=True))
+                await self._downloader.fetch(state.digest, providers, size, state.stage, NamedBy(start.round, state=True))
         replays = []
         for number in range(start.round, start.round + start.replays):
             say(f"fetching what round {number} of {self._chain.length - 1} counted")
             commit = self._chain.commit(number)
             if commit is None:
                 raise RemoteError(pb.REASON_UNAVAILABLE, f"commit {number} is not here yet")
-            replays.append(await self._exchange.take(commit))
+            replays.append(await self._applies.take(commit))
         return replays
 
     async def have_frozen(self, say: Callable[[str], None]) -> None:
@@ -239,10 +243,10 @@ class Starts:
         digests = await self.stages_of(0, model.imported, holders)
         for stage, digest in enumerate(digests):
             sizes = imported_bytes(model, stage)
-            if stage in self._exchange.stages and not await asyncio.to_thread(self._store.sound, digest):
+            if stage in self._hosted and not await asyncio.to_thread(self._store.sound, digest):
                 say(f"fetching the frozen weights, stage {stage + 1} of {len(digests)}")
-                await self._exchange.fetch(digest, holders, max(sizes), stage)
-            if stage in self._exchange.stages and self._store.size(digest) not in sizes:
+                await self._downloader.fetch(digest, holders, max(sizes), stage)
+            if stage in self._hosted and self._store.size(digest) not in sizes:
                 raise ConfigError(
                     f"model.lora.base {model.imported.hex()} is not of this model: its owner has to import it again"
                 )
@@ -259,7 +263,7 @@ class Starts:
         from the round. Raises RemoteError when they cannot be had."""
         by = NamedBy(round, state=True) if keepers is None else None
         keepers = self.keepers(round) if keepers is None else keepers
-        fetch = partial(self._exchange.fetch, root, keepers, limits.LEAVES_BYTES, by=by)
+        fetch = partial(self._downloader.fetch, root, keepers, limits.LEAVES_BYTES, by=by)
         digests = stages_in(await had(fetch, partial(self._store.read, root)))
         if len(digests) != self._manifest.model.stages:
             raise RemoteError(pb.REASON_WRONG_STAGES, "the state does not have the run's stages")
@@ -269,7 +273,7 @@ class Starts:
         """Root of the newest state that joiners start from, and the stages of it that are hosted here, where they are here."""
         root = next(iter(self._agreed_snapshots().values()), b"")
         stages = self._store.stage_digests(root) if root else []
-        blobs = [root, *(digest for stage, digest in enumerate(stages) if stage in self._exchange.stages)]
+        blobs = [root, *(digest for stage, digest in enumerate(stages) if stage in self._hosted)]
         return blobs if stages and all(blob in self._store for blob in blobs) else []
 
     def agreed_roots(self) -> set[bytes]:

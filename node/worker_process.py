@@ -55,7 +55,12 @@ class WorkerProcess:
         """None until it runs."""
         self._handle: int | None = None
         """A descriptor of the process while it runs: its number may become another's, this does not."""
-        self._ended = asyncio.create_task(self._follow(ours, environment), name="worker process")
+        self._ours, self._environment = ours, environment
+        self._ended: asyncio.Task[int | None] | None = None
+
+    def start(self) -> None:
+        """Ask the fork server for it, and follow it."""
+        self._ended = asyncio.create_task(self._follow(self._ours, self._environment), name="worker process")
 
     async def _follow(self, ours: socket.socket, environment: Mapping[str, str]) -> int | None:
         try:
@@ -94,6 +99,7 @@ class WorkerProcess:
 
     async def wait(self) -> int | None:
         """Its exit status once it has ended, negative where a signal did it; None where the fork server ended first, or hangs."""
+        assert self._ended is not None, "it was started"
         return await asyncio.shield(self._ended)
 
     @property
@@ -175,7 +181,9 @@ class ForkServer:
         except BaseException:
             ours.close()
             raise
-        return WorkerProcess(ours, environment)
+        process = WorkerProcess(ours, environment)
+        process.start()
+        return process
 
     def ticks(self) -> int:
         """Processor time that it took. Blocking."""

@@ -207,7 +207,7 @@ CREDENTIALS = 2 * CLUSTERS
 """Verdicts that one server remembers, the oldest going first: strangers' names are free, and another look costs a signature."""
 
 ANSWER_BYTES = 2 * KIB
-"""Two digests, three numbers and a sentence."""
+"""Two digests, four numbers and a sentence."""
 
 TERMS = (1 << 32) - 1
 """Of coordinators: an owner numbers them by its clock, so that a later appointment is larger wherever it was made."""

@@ -59,7 +59,7 @@ from dilocox.protocol.facts import (
 )
 from dilocox.protocol.head import Head
 from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.member_state import MemberState
+from dilocox.protocol.member_state import MemberState, OpenRound
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.rules import Outcome
@@ -127,7 +127,7 @@ def step(state: MemberState, event: Input, now: float) -> tuple[MemberState, lis
     state = _received(state, event)
     match event:
         case Connected():
-            state = replace(state, connected=True, held=frozenset(), refused={})
+            state = replace(state, connected=True, open=replace(state.open, held=frozenset(), refused={}))
         case Away():
             state = replace(state, connected=False)
         case Committed(commit, after):
@@ -135,23 +135,23 @@ def step(state: MemberState, event: Input, now: float) -> tuple[MemberState, lis
         case Seen(statement):
             state = _seen(state, statement, now)
         case StateReady(round, root, loss):
-            measured = loss if round == state.head.round else state.loss
-            state = replace(state, roots=_newest(state.roots, round, root), loss=measured)
+            measured = loss if round == state.head.round else state.open.loss
+            state = _in_round(replace(state, roots=_newest(state.roots, round, root)), loss=measured)
             state, effects = _compare(state, round)
             if state.head.round == 0 and state.head.state not in (b"", root):
                 effects = [*effects, Halt(WRONG_SEED.format(made=root.hex(), named=state.head.state.hex()))]
         case PhaseEnded():
             effects = _contribute(state, event)
         case Judged(contribution, verdict):
-            if contribution in state.seen:
-                state = replace(state, verdicts={**state.verdicts, contribution: verdict})
+            if contribution in state.open.seen:
+                state = _in_round(state, verdicts={**state.open.verdicts, contribution: verdict})
         case Signed(statement):
             state = _signed(state, statement)
         case Answered():
             state = _answered(state, event)
         case Differs(round):
-            if round == state.head.round and round in state.roots and not state.rechecking:
-                state = replace(state, rechecking=True)
+            if round == state.head.round and round in state.roots and not state.open.rechecking:
+                state = _in_round(state, rechecking=True)
                 effects = [Recheck(round)]
         case Rechecked(round, root):
             state, effects = _rechecked(state, round, root)
@@ -161,9 +161,9 @@ def step(state: MemberState, event: Input, now: float) -> tuple[MemberState, lis
             if hosts != state.hosts:
                 state = replace(_without(state, pb.KIND_CLUSTER, pb.KIND_CLAIM), hosts=hosts)
         case Whole(here):
-            if here and not state.whole and state.ballot is not None:  # the box that is back has time to look
-                again = now + (1 - VOTE_SHARE) * state.ballot.body.seconds
-                state = replace(state, vote_by=max(again, state.vote_by or 0.0))
+            if here and not state.whole and state.open.ballot is not None:  # the box that is back has time to look
+                again = now + (1 - VOTE_SHARE) * state.open.ballot.body.seconds
+                state = _in_round(state, vote_by=max(again, state.open.vote_by or 0.0))
             state = replace(state, whole=here)
         case Asked(claim):
             if claim != state.asked:
@@ -198,27 +198,21 @@ def _committed(state: MemberState, commit: pb.Commit, after: Head) -> tuple[Memb
         state,
         head=after,
         agreed=_newest(state.agreed, commit.round, commit.state) if commit.state else state.agreed,
-        own={},
-        signing=frozenset(),
-        held=frozenset(),
-        refused={},
-        seen={},
-        judging=frozenset(),
-        verdicts={},
-        ballot=None,
-        vote_by=None,
-        voted=None,
-        rechecking=False,
-        loss=None,
+        open=OpenRound(),
     )
     state, compared = _compare(state, commit.round)
     return state, [*effects, *compared]
 
 
+def _in_round(state: MemberState, **changes: Any) -> MemberState:
+    """Return the state with these changes of what is of the open round."""
+    return replace(state, open=replace(state.open, **changes))
+
+
 def _left_out(state: MemberState, commit: pb.Commit) -> bool:
     """Whether votes were counted without our contribution, though the coordinator had accepted it."""
-    own = state.own.get(pb.KIND_CONTRIBUTION)
-    if own is None or own.digest not in state.held or not commit.HasField("ballot"):
+    own = state.open.own.get(pb.KIND_CONTRIBUTION)
+    if own is None or own.digest not in state.open.held or not commit.HasField("ballot"):
         return False
     return own.envelope.body not in [signed.body for signed in commit.contributions]
 
@@ -242,9 +236,9 @@ def _start_again(state: MemberState, round: int, detail: str) -> tuple[MemberSta
     if state.anew:
         why = f"before round {round} {detail}, though we started again from a state that the run agreed on"
         return state, [Halt(f"{why}: this machine computes differently from the others, or the run was misled")]
-    own = {kind: statement for kind, statement in state.own.items() if kind != pb.KIND_STATE_REPORT}
+    own = {kind: statement for kind, statement in state.open.own.items() if kind != pb.KIND_STATE_REPORT}
     again = Resynchronise(round, detail)
-    return replace(_received(state, again), roots={}, own=own, judging=frozenset(), verdicts={}, anew=True), [again]
+    return _in_round(replace(_received(state, again), roots={}, anew=True), own=own, judging=frozenset(), verdicts={}), [again]
 
 
 def _short(root: bytes) -> str:
@@ -257,19 +251,19 @@ def _seen(state: MemberState, statement: Statement[Any], now: float) -> MemberSt
         return state
     if statement.kind == pb.KIND_CONTRIBUTION and statement.peer in head.roster:
         if statement.peer == state.me:  # what an earlier life announced, and the disk forgot
-            return _signed(state, statement) if pb.KIND_CONTRIBUTION not in state.own else state
-        if len(state.seen) < 2 * limits.CLUSTERS:
-            return replace(state, seen={**state.seen, statement.digest: statement})
-    if statement.kind == pb.KIND_BALLOT and statement.peer == head.coordinator and state.ballot is None:
-        state = replace(state, ballot=statement, vote_by=now + VOTE_SHARE * statement.body.seconds)
-        return state if state.voted is None else _signed(state, state.voted)
+            return _signed(state, statement) if pb.KIND_CONTRIBUTION not in state.open.own else state
+        if len(state.open.seen) < 2 * limits.CLUSTERS:
+            return _in_round(state, seen={**state.open.seen, statement.digest: statement})
+    if statement.kind == pb.KIND_BALLOT and statement.peer == head.coordinator and state.open.ballot is None:
+        state = _in_round(state, ballot=statement, vote_by=now + VOTE_SHARE * statement.body.seconds)
+        return state if state.open.voted is None else _signed(state, state.open.voted)
     return state
 
 
 def _contribute(state: MemberState, phase: PhaseEnded) -> list[Effect]:
     """Nothing where the round was closed meanwhile: the work returns to the error feedback with that commit."""
     head, cluster = state.head, state.head.roster.get(state.me)
-    said = pb.KIND_CONTRIBUTION in state.own or pb.KIND_CONTRIBUTION in state.signing
+    said = pb.KIND_CONTRIBUTION in state.open.own or pb.KIND_CONTRIBUTION in state.open.signing
     if phase.round != head.round or cluster is None or said or head.closing(state.manifest):
         return []
     return [Sign(pb.KIND_CONTRIBUTION, phase.contribution(head, cluster))]
@@ -279,7 +273,7 @@ def _is_open(state: MemberState, body: Any) -> bool:
     """Whether a statement of ours is about the open round."""
     head = state.head
     if isinstance(body, pb.Receipt):
-        return bool(body.round == head.round and state.ballot is not None and body.ballot == state.ballot.signing)
+        return bool(body.round == head.round and state.open.ballot is not None and body.ballot == state.open.ballot.signing)
     if isinstance(body, (pb.Claim, pb.Cluster, pb.Leave)):
         return head.names(body)
     return bool((body.round, body.head) == (head.round, head.digest))
@@ -288,20 +282,20 @@ def _is_open(state: MemberState, body: Any) -> bool:
 def _signed(state: MemberState, statement: Statement[Any]) -> MemberState:
     serial = max(state.serial, getattr(statement.body, "serial", 0))
     state = replace(state, serial=serial)
-    if statement.kind == pb.KIND_RECEIPT and state.ballot is None:
-        return replace(state, voted=statement)
+    if statement.kind == pb.KIND_RECEIPT and state.open.ballot is None:
+        return _in_round(state, voted=statement)
     if statement.peer != state.me or not _is_open(state, statement.body):
         return state
-    refused = {kind: why for kind, why in state.refused.items() if kind != statement.kind}
-    own = _newest_wish({**state.own, statement.kind: statement})
-    return replace(state, own=own, refused=refused, signing=state.signing - {statement.kind})
+    refused = {kind: why for kind, why in state.open.refused.items() if kind != statement.kind}
+    own = _newest_wish({**state.open.own, statement.kind: statement})
+    return _in_round(state, own=own, refused=refused, signing=state.open.signing - {statement.kind})
 
 
 def _without(state: MemberState, *kinds: pb.Kind) -> MemberState:
     """What we said of these kinds is not what we want any more: it is said anew, with a higher serial."""
-    own = {kind: statement for kind, statement in state.own.items() if kind not in kinds}
-    refused = {kind: why for kind, why in state.refused.items() if kind not in kinds}
-    return replace(state, own=own, refused=refused, signing=state.signing - set(kinds))
+    own = {kind: statement for kind, statement in state.open.own.items() if kind not in kinds}
+    refused = {kind: why for kind, why in state.open.refused.items() if kind not in kinds}
+    return _in_round(state, own=own, refused=refused, signing=state.open.signing - set(kinds))
 
 
 def _newest_wish(own: dict[pb.Kind, Statement[Any]]) -> dict[pb.Kind, Statement[Any]]:
@@ -313,7 +307,7 @@ def _newest_wish(own: dict[pb.Kind, Statement[Any]]) -> dict[pb.Kind, Statement[
 def _answered(state: MemberState, answer: Answered) -> MemberState:
     """Record an answer. A rejection is final only from a coordinator at our head, and for a reason that time cannot heal."""
     statement, outcome, reason = answer.statement, answer.outcome, answer.reason
-    if state.own.get(statement.kind) is None or state.own[statement.kind].digest != statement.digest:
+    if state.open.own.get(statement.kind) is None or state.open.own[statement.kind].digest != statement.digest:
         return state
     claim = statement.kind == pb.KIND_CLAIM
     elsewhere = answer.head is not None and answer.head != state.head.digest
@@ -321,12 +315,14 @@ def _answered(state: MemberState, answer: Answered) -> MemberState:
         return state
     if outcome is Outcome.REJECT:
         away = (reason, answer.detail) if claim else state.turned_away
-        return replace(state, refused={**state.refused, statement.kind: (reason, answer.detail)}, turned_away=away)
+        return _in_round(
+            replace(state, turned_away=away), refused={**state.open.refused, statement.kind: (reason, answer.detail)}
+        )
     gone = statement.kind == pb.KIND_LEAVE and reason == pb.REASON_NOT_ON_ROSTER
     if outcome is not Outcome.ACCEPT and reason != pb.REASON_UNSPECIFIED and not gone:
         return state
     away = None if claim else state.turned_away
-    return replace(state, held=state.held | {statement.digest}, turned_away=away)
+    return _in_round(replace(state, turned_away=away), held=state.open.held | {statement.digest})
 
 
 def _rechecked(state: MemberState, round: int, root: bytes) -> tuple[MemberState, list[Effect]]:
@@ -334,7 +330,7 @@ def _rechecked(state: MemberState, round: int, root: bytes) -> tuple[MemberState
         return state, []
     if root != state.roots[round]:
         return _start_again(state, round, "replaying the last commit from disk gives another state than memory holds")
-    own = state.own.get(pb.KIND_STATE_REPORT)
+    own = state.open.own.get(pb.KIND_STATE_REPORT)
     if own is not None and own.body.replayed:  # said already, by who started again from an agreed state
         return state, []
     body = pb.StateReport(round=round, head=state.head.digest, state=root, replayed=True)
@@ -346,7 +342,7 @@ def _rechecked(state: MemberState, round: int, root: bytes) -> tuple[MemberState
 
 def _speak(state: MemberState, effects: list[Effect], now: float) -> tuple[MemberState, list[Effect]]:
     """Ask for what is due and not asked for yet."""
-    state = replace(state, signing=state.signing | {effect.kind for effect in effects if isinstance(effect, Sign)})
+    state = _in_round(state, signing=state.open.signing | {effect.kind for effect in effects if isinstance(effect, Sign)})
     if state.finishing is not None and not _owes(state):
         state = replace(state, leaving=True)
     if state.lead and not state.on_roster:  # who led a cluster of its own leaves that first
@@ -356,9 +352,9 @@ def _speak(state: MemberState, effects: list[Effect], now: float) -> tuple[Membe
         return _ask(state, effects, [(pb.KIND_LEAVE, leave)] if _named(state) else [])
     if state.root is None or state.head.finished:
         return state, effects
-    unjudged = [digest for digest in state.seen if digest not in state.judging]
-    effects = [*effects, *(Judge(state.seen[digest]) for digest in unjudged)]
-    state = replace(state, judging=state.judging | set(unjudged)) if unjudged else state
+    unjudged = [digest for digest in state.open.seen if digest not in state.open.judging]
+    effects = [*effects, *(Judge(state.open.seen[digest]) for digest in unjudged)]
+    state = _in_round(state, judging=state.open.judging | set(unjudged)) if unjudged else state
     for check in checks.of(state.manifest):
         known, requests = check.request(state)
         state = replace(state, checks={**state.checks, check.name: known}) if requests else state
@@ -368,9 +364,9 @@ def _speak(state: MemberState, effects: list[Effect], now: float) -> tuple[Membe
 
 def _ask(state: MemberState, effects: list[Effect], due: list[tuple[pb.Kind, Any]]) -> tuple[MemberState, list[Effect]]:
     for kind, body in due:
-        if kind not in state.own and kind not in state.signing:
+        if kind not in state.open.own and kind not in state.open.signing:
             serial = max(state.serial, getattr(body, "serial", 0))
-            state = replace(state, serial=serial, signing=state.signing | {kind})
+            state = _in_round(replace(state, serial=serial), signing=state.open.signing | {kind})
             effects = [*effects, Sign(kind, body)]
     return state, effects
 
@@ -381,8 +377,8 @@ def _due(state: MemberState, now: float) -> list[tuple[pb.Kind, Any]]:
         due.append((pb.KIND_STATE_REPORT, _report(state)))
         if (receipt := _vote(state, now)) is not None:
             due.append((pb.KIND_RECEIPT, receipt))
-    if (not state.seated or pb.KIND_LEAVE in state.own) and _may_claim(state):
-        if state.hosts and pb.KIND_CLUSTER not in state.own:
+    if (not state.seated or pb.KIND_LEAVE in state.open.own) and _may_claim(state):
+        if state.hosts and pb.KIND_CLUSTER not in state.open.own:
             due.append((pb.KIND_CLUSTER, _layout(state)))
         else:
             due.append((pb.KIND_CLAIM, _claim(state)))
@@ -394,18 +390,18 @@ def _owes(state: MemberState) -> bool:
     if not state.on_roster or state.head.finished or state.head.round != state.finishing:
         return False
     last = pb.KIND_STATE_REPORT if state.head.closing(state.manifest) else pb.KIND_RECEIPT
-    said = state.own.get(last)
-    return said is None or not (said.digest in state.held or last in state.refused)
+    said = state.open.own.get(last)
+    return said is None or not (said.digest in state.open.held or last in state.open.refused)
 
 
 def _named(state: MemberState) -> bool:
     """Whether the coordinator may hold that we take part: nobody hears who takes back what was never said."""
-    return state.on_roster or pb.KIND_CLAIM in state.own or pb.KIND_CLAIM in state.signing
+    return state.on_roster or pb.KIND_CLAIM in state.open.own or pb.KIND_CLAIM in state.open.signing
 
 
 def parted(state: MemberState) -> bool:
     """Whether we left, and all that is to be said of it is held."""
-    return state.leaving and (pb.KIND_LEAVE in state.own or not _named(state)) and not offers(state)
+    return state.leaving and (pb.KIND_LEAVE in state.open.own or not _named(state)) and not offers(state)
 
 
 def _may_claim(state: MemberState) -> bool:
@@ -419,7 +415,7 @@ def _layout(state: MemberState) -> pb.Cluster:
 
 
 def _claim(state: MemberState) -> pb.Claim:
-    head, layout = state.head, state.own.get(pb.KIND_CLUSTER)
+    head, layout = state.head, state.open.own.get(pb.KIND_CLUSTER)
     return pb.Claim(
         serial=state.serial + 1,
         round=max(1, head.round),
@@ -433,7 +429,7 @@ def _claim(state: MemberState) -> pb.Claim:
 def consent(state: MemberState) -> pb.Claim | None:
     """What the other boxes of our cluster are to claim, each with a serial of its own: the very state and layout that we claim."""
     waits = state.root is not None and not state.seated and not state.leaving
-    if not waits or pb.KIND_CLUSTER not in state.own:
+    if not waits or pb.KIND_CLUSTER not in state.open.own:
         return None
     claim = _claim(state)
     claim.ClearField("serial")
@@ -450,48 +446,50 @@ def _consenting(state: MemberState) -> list[tuple[pb.Kind, Any]]:
 
 
 def _report(state: MemberState) -> pb.StateReport:
-    measured = state.loss is not None
+    measured = state.open.loss is not None
     return pb.StateReport(
         round=state.head.round,
         head=state.head.digest,
         state=state.root or b"",
         replayed=state.anew,
         evaluated=measured,
-        evaluation_loss=min(limits.LOSS, state.loss or 0.0),
+        evaluation_loss=min(limits.LOSS, state.open.loss or 0.0),
     )
 
 
 def _vote(state: MemberState, now: float) -> pb.Receipt | None:
     """Our verdicts on the ballot: when all are reached, or when time presses. Who is not on it has no vote; and while a box of ours
     is away, what it could not look at is nobody else's fault."""
-    ballot, own = state.ballot, state.own.get(pb.KIND_CONTRIBUTION)
-    said = pb.KIND_RECEIPT in state.own or pb.KIND_RECEIPT in state.signing
+    ballot, own = state.open.ballot, state.open.own.get(pb.KIND_CONTRIBUTION)
+    said = pb.KIND_RECEIPT in state.open.own or pb.KIND_RECEIPT in state.open.signing
     if ballot is None or own is None or said or not _has_vote(state) or not state.whole:
         return None
     listed = list(ballot.body.contributions)
-    pressing = state.vote_by is not None and now >= state.vote_by
-    judged = all(digest in state.verdicts for digest in listed if digest != own.digest)
+    pressing = state.open.vote_by is not None and now >= state.open.vote_by
+    judged = all(digest in state.open.verdicts for digest in listed if digest != own.digest)
     active = checks.of(state.manifest)
     if not pressing and not (judged and all(check.may_vote(state) for check in active)):
         return None
     rejected = {digest: verdict for check in active for digest, verdict in check.rejects(state).items()}
-    receipt = voting.receipt(ballot, own.digest, state.verdicts, rejected)
+    receipt = voting.receipt(ballot, own.digest, state.open.verdicts, rejected)
     for check in active:
         check.fill_receipt(state, receipt)
     return receipt
 
 
 def _has_vote(state: MemberState) -> bool:
-    ballot, own = state.ballot, state.own.get(pb.KIND_CONTRIBUTION)
+    ballot, own = state.open.ballot, state.open.own.get(pb.KIND_CONTRIBUTION)
     return ballot is not None and own is not None and own.digest in ballot.body.contributions
 
 
 def offers(state: MemberState) -> list[Statement[Any]]:
     """What the coordinator should have and, as far as we know, has not: to be said now, and again until it does."""
-    return [s for kind, s in sorted(state.own.items()) if s.digest not in state.held and kind not in state.refused]
+    return [
+        s for kind, s in sorted(state.open.own.items()) if s.digest not in state.open.held and kind not in state.open.refused
+    ]
 
 
 def next_deadline(state: MemberState) -> float | None:
     """When a Tick could change something."""
     waits = state.root is not None and not state.leaving and not state.head.finished and state.on_roster
-    return state.vote_by if waits and state.whole and _has_vote(state) and pb.KIND_RECEIPT not in state.own else None
+    return state.open.vote_by if waits and state.whole and _has_vote(state) and pb.KIND_RECEIPT not in state.open.own else None

@@ -14,6 +14,33 @@ __all__ = ["MemberState"]
 
 
 @dataclass(frozen=True)
+class OpenRound:
+    """What a member knows and signed in the open round. A commit replaces it as a whole."""
+
+    loss: float | None = None
+    """Held-out loss of our own state before it."""
+    own: Mapping[pb.Kind, Statement[Any]] = field(default_factory=dict)
+    """Our statements; a replayed report replaces the first one."""
+    signing: frozenset[pb.Kind] = frozenset()
+    """Kinds that are asked for and not signed yet."""
+    held: frozenset[bytes] = frozenset()
+    """Digests of those that the coordinator has."""
+    refused: Mapping[pb.Kind, tuple[pb.Reason, str]] = field(default_factory=dict)
+    """Why the coordinator rejected one finally, since the stream was opened."""
+    seen: Mapping[bytes, Statement[pb.Contribution]] = field(default_factory=dict)
+    """Contributions, by digest."""
+    judging: frozenset[bytes] = frozenset()
+    verdicts: Mapping[bytes, Verdict] = field(default_factory=dict)
+    ballot: Statement[pb.Ballot] | None = None
+    vote_by: float | None = None
+    """When we vote with what we have."""
+    voted: Statement[pb.Receipt] | None = None
+    """What an earlier life voted: said again where it is about the ballot, once that is here. Another would prove equivocation."""
+    rechecking: bool = False
+    """The commit that made our state before the open round is being replayed, or was."""
+
+
+@dataclass(frozen=True)
 class MemberState:
     manifest: Manifest
     me: str
@@ -37,31 +64,11 @@ class MemberState:
     """The run's, as commits name it. A slow node's own comes later than the commit."""
     anew: bool = False
     """Our workers started again from a state that the run agreed on, and none of ours agreed since."""
-    loss: float | None = None
-    """Held-out loss of the newest of them."""
-    own: Mapping[pb.Kind, Statement[Any]] = field(default_factory=dict)
-    """Our statements for the open round; a replayed report replaces the first one."""
-    signing: frozenset[pb.Kind] = frozenset()
-    """Kinds that are asked for and not signed yet."""
-    held: frozenset[bytes] = frozenset()
-    """Digests of those that the coordinator has."""
-    refused: Mapping[pb.Kind, tuple[pb.Reason, str]] = field(default_factory=dict)
-    """Why the coordinator rejected one finally, since the stream was opened."""
     turned_away: tuple[pb.Reason, str] | None = None
     """Why our last claim was: shown until one is held."""
-    seen: Mapping[bytes, Statement[pb.Contribution]] = field(default_factory=dict)
-    """Contributions of the open round, by digest."""
-    judging: frozenset[bytes] = frozenset()
-    verdicts: Mapping[bytes, Verdict] = field(default_factory=dict)
+    open: OpenRound = OpenRound()
     checks: Mapping[str, Any] = field(default_factory=dict)
     """By name of a check: what this node knows for it, in a value that is never changed."""
-    ballot: Statement[pb.Ballot] | None = None
-    vote_by: float | None = None
-    """When we vote with what we have."""
-    voted: Statement[pb.Receipt] | None = None
-    """What an earlier life voted: said again where it is about the ballot, once that is here. Another would prove equivocation."""
-    rechecking: bool = False
-    """The commit that made our state before the open round is being replayed, or was."""
     connected: bool = False
     attestation: Attestation | None = None
     """None: the run asks for none."""

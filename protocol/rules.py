@@ -62,6 +62,8 @@ class Judgement(NamedTuple):
     outcome: Outcome
     reason: pb.Reason = pb.REASON_UNSPECIFIED
     detail: str = ""
+    valid_until_ms: int = 0
+    """Of accepted evidence: its verdict does not count from then on; milliseconds since 1970."""
 
 
 ACCEPT = Judgement(Outcome.ACCEPT)

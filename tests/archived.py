@@ -5,9 +5,9 @@ from typing import Any
 
 from dilocox.node.archiver import Archiver, ArchiveSettings
 from dilocox.node.carrying import Carrier
-from dilocox.node.exchange import Exchange
+from dilocox.node.downloader import Downloader
 from dilocox.node.reader import Nobody
-from dilocox.node.starts import Starts, state_blob
+from dilocox.node.starts import state_blob
 from dilocox.protocol import limits
 from dilocox.protocol.chain import taken
 from dilocox.protocol.corpus import Corpus
@@ -27,6 +27,7 @@ from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.rpc import ChannelPool
 from dilocox.transport.shares import share_root
 from tests.corpora import corpus_of, words
+from tests.exchanges import exchange_of
 from tests.helpers import Table, identity, manifest
 
 __all__ = ["OWNER", "RealTable", "archiving", "check_whole", "names_of", "real_run"]
@@ -92,10 +93,13 @@ def archiving(
     payloads: bool = True,
 ) -> Archiver:
     """By whom everything in `store` is had, and nothing else."""
-    exchange = Exchange(run, range(run.model.stages), store, Nobody(), ChannelPool(), identity(90).peer)
-    starts = Starts(run, chain, store, exchange)
+    downloader = Downloader(identity(90).peer, store, Nobody(), ChannelPool())
+    exchange = exchange_of(run, downloader)
+    starts = exchange.starts(chain)
     settings = ArchiveSettings(ArchivePlace("", None), True, every, keep, payloads, {})
-    return Archiver(run, lambda: archive, settings, chain, starts, Carrier(run, starts, exchange, store, store, None))
+    return Archiver(
+        run, lambda: archive, settings, chain, starts, Carrier(run, starts, downloader, exchange.applies, store, None)
+    )
 
 
 def names_of(archive: Archive, run: Manifest, head: ArchiveHead) -> set[bytes]:

@@ -6,6 +6,7 @@ import os
 import re
 import select
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from dilocox.protocol.norms import norm_code
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.standing import by_standing
 from dilocox.protocol.telling import Telling
+from dilocox.transport.serve import PeerService
 
 COORDINATOR = Identity(b"\xc0" * 32)
 HEARS_CTRL_C = ("env", "--default-signal=INT")
@@ -361,3 +363,8 @@ class Family:
         finally:
             os.close(handle)
         return self._lived.exists()
+
+
+def serve_also(service: PeerService, **changes: Any) -> None:
+    """Have a server serve what it serves, with these changes."""
+    service.serve(replace(service.run, **changes))

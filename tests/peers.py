@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 
 from dilocox.node.boxes.lead import LeadService
-from dilocox.node.exchange import Exchange
+from dilocox.node.boxes.own_host import OwnHost
+from dilocox.node.downloader import Downloader
 from dilocox.node.forks import Forks
-from dilocox.node.holding import Holding
+from dilocox.node.relay_store import RelayStore
+from dilocox.node.relays import Relays
+from dilocox.node.restoring import Restorer
 from dilocox.protocol.errors import LocalError
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement
@@ -25,8 +28,11 @@ from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.heads import Heads
 from dilocox.transport.rpc import ChannelPool, create_server
 from dilocox.transport.serve import PeerService
+from dilocox.transport.shares import ShareStore
 from dilocox.transport.tasks import Tasks
-from tests.helpers import identity
+from dilocox.transport.traffic import Traffic
+from tests.exchanges import Exchange, exchange_of
+from tests.helpers import identity, serve_also
 
 PATIENCE_SECONDS = 60.0
 
@@ -42,12 +48,19 @@ class Peer:
     channels: ChannelPool
     forks: Forks
     exchange: Exchange
-    holding: Holding
+    relays: Relays
+    relay_store: RelayStore
     service: PeerService
     lead: LeadService
     record: pb.PeerRecord
     everybody: "Everybody"
     heads: Heads
+    shares: ShareStore | None
+    restorer: Restorer | None
+
+    @property
+    def own_host(self) -> OwnHost:
+        return self.exchange.own_host(self.chain, self.relays)
 
     async def ended(self) -> LocalError:
         with pytest.raises(LocalError) as caught:
@@ -75,32 +88,36 @@ async def meeting(folder: Path, run: Manifest, *chains: list[Statement[pb.Commit
         for number, commits in enumerate(chains):
             home = folder / str(number)
             home.mkdir()
-            heads, tasks = Heads(), Tasks()
+            heads, tasks, traffic = Heads(), Tasks(), Traffic()
             closing.push_async_callback(tasks.close)
             file = ChainFile(home / "chain.db", run)
             closing.callback(file.close)
             for commit in commits:
                 file.append(commit.envelope)
-            store, channels = BlobStore(home / "blobs"), ChannelPool(identity(number), run.run_id, heads)
+            store, channels = BlobStore(home / "blobs"), ChannelPool(identity(number), run.run_id, heads, traffic)
             closing.push_async_callback(channels.close)
             certificate = tls.load_or_create(home)
             server, port = await create_server("127.0.0.1:0", certificate)
             callers = Callers(run.run_id, certificate.certificate_der)
-            service, lead = PeerService(store, callers, heads=heads), LeadService(callers, set())
-            service.commit = file.raw
+            service, lead = PeerService(store, callers, traffic, heads), LeadService(callers, set())
             rpc.add_PeerServicer_to_server(service, server)
             add_LeadServicer_to_server(lead, server)
             await server.start()
             closing.push_async_callback(server.stop, 0)
             forks = Forks(file, everybody, channels, tasks)
-            heads.ours, heads.heard = forks.tip, forks.heard
-            exchange = Exchange(run, range(2), store, everybody, channels, identity(number).peer, heads)
+            heads.open(forks)
+            shares = ShareStore(home / "shares") if run.availability is not None else None
+            restorer = None
+            if shares is not None:
+                restorer = Restorer(home / "restoring", everybody, channels, file, shares)
+            downloader = Downloader(identity(number).peer, store, everybody, channels, shares=restorer)
+            exchange = exchange_of(run, downloader, range(2))
             record = pb.PeerRecord(address=f"127.0.0.1:{port}", certificate=certificate.certificate_der)
             everybody.records[identity(number).peer] = record
-            spend = service.traffic.upload.spend
-            holding = Holding(identity(number), run, file, store, everybody, channels, lambda: True, spend)
-            service.keeper = holding
-            peers.append(
-                Peer(number, file, store, tasks, channels, forks, exchange, holding, service, lead, record, everybody, heads)
-            )
+            relays = Relays(identity(number), file, store, everybody, channels, lambda: True)
+            relay_store = RelayStore(identity(number), file, store)
+            share = {"share": shares.get, "shelves": (shares,)} if shares is not None else {}
+            serve_also(service, commit=file.raw, keeper=relay_store, **share)
+            parts = exchange, relays, relay_store, service, lead, record, everybody, heads, shares, restorer
+            peers.append(Peer(number, file, store, tasks, channels, forks, *parts))
         yield peers

@@ -251,6 +251,10 @@ class ChainFile:
         with self._writing, transaction(self.database):
             yield
 
+    def move_to(self, head: Head) -> None:
+        """Have this head: its commit was written with `write`."""
+        self.head = head
+
     def _stand_at(self, head: Head) -> None:
         """Where the owner's newest word names this head, who signs from here on is whom it names."""
         newest = self.appointment

@@ -23,7 +23,7 @@ import stat
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -97,6 +97,10 @@ class PeerRecordValidator(RecordValidatorBase):
         self._strangers: dict[str, float] = {}
         """By peer: when its record expires."""
 
+    def know(self, peers: Iterable[str]) -> None:
+        """Store the records of these peers, however many others there are."""
+        self.known = frozenset(peers)
+
     def validate(self, record: DHTRecord) -> bool:
         try:
             now = get_dht_time()
@@ -169,7 +173,7 @@ class PeerRecords:
         """Nothing but records is asked for."""
 
     def know(self, peers: list[str]) -> None:
-        self.validator.known = frozenset(peers)
+        self.validator.know(peers)
 
     async def answer(self, here: Here, request: dict[str, Any]) -> dict[str, Any]:
         if put := request.get("put"):

@@ -1,34 +1,53 @@
-"""Which chain the other side holds: the newest commit rides what peers ask of each other, and what they answer when they serve."""
+"""Which chain the other side has: the newest commit travels with what peers ask of each other, and with what they answer."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
+from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
 from dilocox.protocol.pb import services_pb2 as services
 
-__all__ = ["Heads"]
+__all__ = ["HeadSource", "Heads"]
 
 HEADER = "dilocox-head-bin"
 
 
-@dataclass
-class Heads:
-    """Both ends of it, in one process; silent until the run is known."""
+class HeadSource(Protocol):
+    def tip(self) -> services.Tip:
+        """Return the newest commit of our chain. Called in threads of gRPC."""
 
-    ours: Callable[[], services.Tip] = services.Tip
-    """Asked in threads of gRPC."""
-    heard: Callable[[str, services.Tip], None] = lambda peer, tip: None
-    """What a peer, who is proven, says of its chain; the chain itself is not."""
+    def heard(self, peer: str, tip: services.Tip) -> None:
+        """Take what a peer, whose identity is proven, says of its chain; the chain itself is not proven."""
+
+
+class _Unknown:
+    """Says nothing and drops what it hears: the run is not known yet."""
+
+    def tip(self) -> services.Tip:
+        return services.Tip()
+
+    def heard(self, peer: str, tip: services.Tip) -> None:
+        pass
+
+
+class Heads:
+    """Both directions, in one process; silent until the run is known."""
+
+    def __init__(self) -> None:
+        self._source: HeadSource = _Unknown()
+
+    def open(self, source: HeadSource) -> None:
+        """Exchange the heads of this chain from now on."""
+        self._source = source
 
     def metadata(self) -> tuple[tuple[str, bytes], ...]:
-        return ((HEADER, self.ours().SerializeToString()),)
+        return ((HEADER, self._source.tip().SerializeToString()),)
 
     def take(self, peer: str, metadata: Iterable[tuple[str, str | bytes]] | None) -> None:
-        """Look through what came with a call. Whatever is there, it raises nothing."""
+        """Read the head that came with a call. Whatever is there, it raises nothing."""
         for key, value in metadata or ():
             if key == HEADER and isinstance(value, bytes):
                 try:
-                    self.heard(peer, services.Tip.FromString(value))
+                    self._source.heard(peer, services.Tip.FromString(value))
                 except DecodeError:
                     continue

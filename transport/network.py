@@ -10,7 +10,7 @@ import ipaddress
 import logging
 import random
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 
@@ -63,24 +63,75 @@ class Listen:
 
 
 @dataclass(frozen=True)
-class Network:
-    server: grpc.aio.Server
-    """Not started: services are added first."""
+class Endpoint:
+    """Where peers reach this daemon."""
+
     address: str
     """host:port of the server."""
     certificate: Certificate
-    """What the server presents."""
+    """Which the server presents."""
     dht_addresses: tuple[str, ...]
-    """As others are told; nobody has to be there yet."""
+    """As peers are told; nothing has to listen there yet."""
     ports: dict[str, int]
     """Kept over restarts, because the join link and other peers' records name them."""
+
+
+class OwnRecord:
+    """Our signed record: what it says, and how it is made known."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        name: str,
+        announced: bool,
+        directory: Directory,
+        reach: Reach,
+        on_record: Callable[[Statement], None],
+        begin: Callable[[Callable[[], Statement]], None],
+    ) -> None:
+        """`announced`: peers are told how to dial us. `begin`: starts to publish what a function makes, in the background."""
+        self._endpoint, self._name, self._announced = endpoint, name, announced
+        self._directory, self._reach, self._on_record, self._begin = directory, reach, on_record, begin
+
+    def make(self) -> Statement[pb.PeerRecord]:
+        """Sign a new record. It has no address where peers cannot dial us, or are not to."""
+        hidden = self._reach.reachable is False or not self._announced
+        sealed = self._seal("" if hidden else self._endpoint.address, self._name, self._endpoint.dht_addresses)
+        self._on_record(sealed)
+        return sealed
+
+    def for_probe(self) -> Statement[pb.PeerRecord]:
+        """Sign a record with the address that we believe to have."""
+        return self._seal(self._endpoint.address, "", ())
+
+    def _seal(self, address: str, name: str, dht_addresses: Sequence[str]) -> Statement[pb.PeerRecord]:
+        return self._directory.seal_record(address, self._endpoint.certificate.certificate_der, name, dht_addresses)
+
+    def renew(self) -> None:
+        """Sign our record again, at once."""
+        self._directory.renew(self.make())
+
+    def publish(self) -> None:
+        """Make our record known, from now on."""
+        self.renew()
+        self._begin(self.make)
+
+
+@dataclass(frozen=True)
+class Network:
+    server: grpc.aio.Server
+    """Not started: services are added first."""
+    endpoint: Endpoint
+    own: OwnRecord
+    """Published already but where `open_network` was told not to."""
     directory: Directory
     callers: Callers
     reach: Reach
-    publish: Callable[[], None]
-    """Make our record known, from now on; called already but where `open_network` was told not to."""
-    renew: Callable[[], None]
-    """Sign our record again, at once."""
+
+    @property
+    def address(self) -> str:
+        """host:port of the server."""
+        return self.endpoint.address
 
     async def watch_reach(self, channels: ChannelPool) -> None:
         """Find out whether others dial us, and have our record say it; for ever."""
@@ -88,11 +139,7 @@ class Network:
         def others() -> list[pb.PeerRecord]:
             return [known.body for peer in self.directory.known if (known := self.directory.records.get(peer))]
 
-        await self.reach.watch(channels, others, self._record)
-
-    def _record(self) -> Statement[pb.PeerRecord]:
-        """With the address that we believe to have."""
-        return self.directory.seal_record(self.address, self.certificate.certificate_der, "", [])
+        await self.reach.watch(channels, others, self.own.for_probe)
 
 
 def choose_port() -> int:
@@ -161,30 +208,19 @@ async def open_network(
     closing.push_async_callback(server.stop, STOP_SECONDS)
     rpc.add_ReachServicer_to_server(ReachService(run_id, callers, heads or Heads()), server)
     reach = Reach(directory.changed.set)
-    address = host_port(listen.host, port)
     addresses = (multiaddr(listen.host, dht_port, home.identity.peer),) if listen.dht else ()
-
-    def record() -> Statement:
-        at = "" if reach.reachable is False or not listen.announced else address
-        sealed = directory.seal_record(at, certificate.certificate_der, name, addresses)
-        on_record(sealed)
-        return sealed
-
+    ports = {"port": port, "dht_port": dht_port} if listen.dht else {"port": port}
+    endpoint = Endpoint(host_port(listen.host, port), certificate, addresses, ports)
     closing.push_async_callback(tasks.close)
     tasks.start(connections.watch(port), "connections")
 
-    def renew() -> None:
-        directory.own = record()
-        directory.changed.set()
-
-    def begin() -> None:
-        renew()
+    def begin(record: Callable[[], Statement]) -> None:
         if dht is not None:
             tasks.start(dht.run(), "dht")
         tasks.start(directory.publish_forever(record), "publish")
         tasks.start(directory.cache_forever(known), "cache")
 
+    own = OwnRecord(endpoint, name, listen.announced, directory, reach, on_record, begin)
     if publish:
-        begin()
-    ports = {"port": port, "dht_port": dht_port} if listen.dht else {"port": port}
-    return Network(server, address, certificate, addresses, ports, directory, callers, reach, begin, renew)
+        own.publish()
+    return Network(server, endpoint, own, directory, callers, reach)

@@ -103,6 +103,16 @@ class Directory:
         )
         return seal(self._identity, pb.KIND_PEER_RECORD, self._run_id, body)
 
+    def share_key_with(self, ways: tuple[Way, ...]) -> None:
+        """Publish where coordinators are that stand by with our key."""
+        self.elsewhere = ways
+        self.changed.set()
+
+    def renew(self, own: Statement) -> None:
+        """Publish this record of ours at once."""
+        self.own = own
+        self.changed.set()
+
     def number_from(self, start_number: int) -> None:
         """As at the start: our records are newer than those of all lives with a smaller number, wherever they were."""
         self._sequence = itertools.count(start_number << SEQUENCE_BITS)

@@ -102,7 +102,7 @@ class ChannelPool:
         traffic: Traffic | None = None,
     ) -> None:
         """`identity`: who calls; None: a spectator, who does not say."""
-        self._identity, self._run_id, self._heads = identity, run_id, heads
+        self._identity, self._run_id, self.heads = identity, run_id, heads or Heads()
         self.traffic = traffic or Traffic()
         self._channels: OrderedDict[tuple[str, bytes], CountedChannel] = OrderedDict()
         """Asked for longest ago first."""
@@ -124,7 +124,7 @@ class ChannelPool:
         except ValueError as error:
             raise RemoteError(pb.REASON_MALFORMED, "its record holds no certificate") from error
         if self._identity is not None:
-            caller = grpc.metadata_call_credentials(Credentials(self._identity, self._run_id, record.certificate, self._heads))
+            caller = grpc.metadata_call_credentials(Credentials(self._identity, self._run_id, record.certificate, self.heads))
             credentials = grpc.composite_channel_credentials(credentials, caller)
         options = [*_OPTIONS, ("grpc.ssl_target_name_override", SERVER_NAME)]
         return CountedChannel(grpc.aio.secure_channel(record.address, credentials, options=options), self.traffic)

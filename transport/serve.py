@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from typing import Protocol
 
 import grpc
@@ -25,7 +26,7 @@ from dilocox.transport.rpc import in_thread
 from dilocox.transport.slots import Slots
 from dilocox.transport.traffic import Traffic
 
-__all__ = ["PeerService", "send"]
+__all__ = ["PeerService", "ServedRun", "send"]
 
 GRACE_SECONDS = 10.0
 """A reader may pause for this beside the slowest rate."""
@@ -76,10 +77,7 @@ class Turns:
 
 
 class Keeper(Protocol):
-    """Who decides what is kept for others."""
-
-    alone: bool
-    """Nobody keeps what we pushed for the open round: nobody else can be dialled either."""
+    """Decides what is stored for peers."""
 
     def admit(self, author: str, digest: bytes, size: int) -> None:
         """Raises RemoteError where it is not kept."""
@@ -96,6 +94,46 @@ class Served(Protocol):
         """Whether a blob of that store is for others, here, and right. Blocking."""
 
 
+def _nobody(peer: str) -> bool:
+    return False
+
+
+def _everybody(peer: str) -> bool:
+    return True
+
+
+def _no_commit(round: int) -> bytes | None:
+    return None
+
+
+def _no_share(blob: bytes) -> services.Share | None:
+    return None
+
+
+def _all(peer: str) -> float:
+    return 1.0
+
+
+@dataclass(frozen=True)
+class ServedRun:
+    """What is served of a run, and to whom. A daemon that starts serves more with each step, and replaces this as a whole."""
+
+    may_read: Callable[[str], bool] = _everybody
+    """Whether a peer may download what we store, also when it is not on the roster; empty: it does not say which peer it is."""
+    is_member: Callable[[str], bool] = _nobody
+    """Whether a peer is on the roster."""
+    earned: Callable[[str], float] = _all
+    """Of a member: its cluster's share of the reputation that there is to earn."""
+    commit: Callable[[int], bytes | None] = _no_commit
+    """The chain's commits. Blocking."""
+    share: Callable[[bytes], services.Share | None] = _no_share
+    """Our erasure shard of a blob. Blocking."""
+    shelves: tuple[Served, ...] = ()
+    """Stores that are served beside our own; nobody pushes there."""
+    keeper: Keeper | None = None
+    """None: we store nothing for peers."""
+
+
 class Coming:
     """A blob that is being pushed here. Several peers may push it at once: each sends all of it, and who is first with a chunk
     adds it, so that nobody waits for one who is slow."""
@@ -104,6 +142,15 @@ class Coming:
         self.pushes = 0
         self._store, self._lock = store, asyncio.Lock()
         self._partial: PartialBlob | None = None
+
+    def begin(self) -> None:
+        """One peer more pushes it."""
+        self.pushes += 1
+
+    def end(self) -> bool:
+        """Return whether the last peer that pushed it is done."""
+        self.pushes -= 1
+        return not self.pushes
 
     async def add(self, what: services.PushIndex, chunk: bytes, at: int) -> bool:
         """A whole chunk, or nothing, from byte `at` on; whether the blob is complete now. Raises RemoteError where it is wrong."""
@@ -132,25 +179,16 @@ class PeerService(rpc.PeerServicer):
 
     def __init__(self, store: BlobStore, callers: Callers, traffic: Traffic | None = None, heads: Heads | None = None) -> None:
         self._store, self.callers, self._heads = store, callers, heads or Heads()
-        self.shelves: tuple[Served, ...] = ()
-        """Served too, and nobody pushes them here."""
-        self.share: Callable[[bytes], services.Share | None] = lambda blob: None
-        """What we keep of a blob that is shared. Blocking."""
-        self.commit: Callable[[int], bytes | None] = lambda round: None
-        """The chain's commits, as soon as the run is known here. Blocking."""
-        self.is_member: Callable[[str], bool] = lambda peer: False
-        """Whether a peer is on the roster, as soon as the run is known here."""
-        self.earned: Callable[[str], float] = lambda peer: 1.0
-        """Of one who is: its cluster's share of the standing that there is to earn."""
-        self.may_read: Callable[[str], bool] = lambda peer: True
-        """Whether a peer may have what we hold, also when it is not on the roster; empty: it does not say who it is."""
+        self.run = ServedRun()
         self._members = Turns(limits.STREAMS_PER_MEMBER, limits.STREAMS_TO_MEMBERS)
         self._strangers = Turns(limits.STREAMS_PER_ADDRESS, limits.STREAMS_TO_STRANGERS, limits.STRANGERS_WAITING)
         self.traffic = traffic or Traffic()
         """Its limits are of everything that comes and leaves, pushes too."""
-        self.keeper: Keeper | None = None
-        """As soon as the run is known here."""
         self._coming: dict[bytes, Coming] = {}
+
+    def serve(self, run: ServedRun) -> None:
+        """Serve this from now on: more of the run became known here."""
+        self.run = run
 
     @property
     def coming(self) -> set[bytes]:
@@ -167,7 +205,7 @@ class PeerService(rpc.PeerServicer):
 
     async def GetCommit(self, request: services.CommitRequest, context: Context) -> pb.Envelope:
         async with self._turn(context):
-            raw = await asyncio.to_thread(self.commit, request.round)
+            raw = await asyncio.to_thread(self.run.commit, request.round)
             if raw is None:
                 raise RemoteError(pb.REASON_UNAVAILABLE, "this peer does not hold that commit")
             await self.traffic.upload.spend(len(raw))
@@ -176,7 +214,7 @@ class PeerService(rpc.PeerServicer):
 
     async def GetShare(self, request: services.ShareRequest, context: Context) -> services.Share:
         async with self._turn(context):
-            found = await asyncio.to_thread(self.share, request.blob) if len(request.blob) == 32 else None
+            found = await asyncio.to_thread(self.run.share, request.blob) if len(request.blob) == 32 else None
             if found is None:
                 raise RemoteError(pb.REASON_UNAVAILABLE, "this peer keeps no share of that blob")
             await self.traffic.upload.spend(found.ByteSize())
@@ -197,22 +235,21 @@ class PeerService(rpc.PeerServicer):
             what = (await anext(parts)).index
         if len(what.digest) != 32:
             raise RemoteError(pb.REASON_MALFORMED, "a digest has 32 bytes")
-        if self.keeper is None or not author:
+        if self.run.keeper is None or not author:
             raise RemoteError(pb.REASON_UNAVAILABLE, "this peer keeps nothing for others")
-        self.keeper.admit(author, what.digest, what.index.size)
+        self.run.keeper.admit(author, what.digest, what.index.size)
         if blob_digest(what.index.size, what.index.chunk_hashes) != what.digest:
             raise RemoteError(pb.REASON_DIGEST_MISMATCH, "the chunk hashes are not what the digest commits to")
         coming = self._coming.setdefault(what.digest, Coming(self._store))
-        coming.pushes += 1
+        coming.begin()
         try:
             if not await asyncio.to_thread(self._store.sound, what.digest):
                 async with asyncio.timeout(GRACE_SECONDS + what.index.size / limits.TRANSFER_BYTES_PER_SECOND) as allowed:
                     await self._receive(coming, what, parts, allowed)
         finally:
-            coming.pushes -= 1
-            if not coming.pushes:
+            if coming.end():
                 del self._coming[what.digest]
-        return self.keeper.acknowledge(what.digest)
+        return self.run.keeper.acknowledge(what.digest)
 
     async def _receive(
         self, coming: Coming, what: services.PushIndex, parts: AsyncIterator[services.PushRequest], allowed: asyncio.Timeout
@@ -235,11 +272,13 @@ class PeerService(rpc.PeerServicer):
         """The caller's turn, with heads exchanged; gives its peer id. Ends the call where there is none."""
         try:
             caller = self.callers.peer(context)
-            member = self.is_member(caller)
-            if not member and not self.may_read(caller):
+            member = self.run.is_member(caller)
+            if not member and not self.run.may_read(caller):
                 raise RemoteError(pb.REASON_NOT_ADMITTED, "this run is not public")
             mine = (
-                self._members.turn(caller, self.earned(caller)) if member else self._strangers.turn(address_of(context.peer()))
+                self._members.turn(caller, self.run.earned(caller))
+                if member
+                else self._strangers.turn(address_of(context.peer()))
             )
             async with mine:
                 if caller:
@@ -254,7 +293,7 @@ class PeerService(rpc.PeerServicer):
         if len(digest) == 32:
             if self._store.sound(digest):
                 return self._store
-            for shelf in self.shelves:
+            for shelf in self.run.shelves:
                 if shelf.holds(digest):
                     return shelf.store
         raise RemoteError(pb.REASON_UNAVAILABLE, "this peer does not hold that blob")

@@ -9,21 +9,21 @@ from prometheus_client.registry import Collector
 from dilocox.node.participant import Participant
 from dilocox.protocol.standing import Record
 from dilocox.transport.reach import Reach
+from dilocox.transport.traffic import Traffic
 from dilocox.views.metrics import RunMetrics
 
 __all__ = ["NodeMetrics", "node_metrics", "state_agreed"]
 
 
 def node_metrics(
-    registry: CollectorRegistry, participant: Participant, reach: Reach, connected: Callable[[], bool]
+    registry: CollectorRegistry, participant: Participant, traffic: Traffic, reach: Reach, connected: Callable[[], bool]
 ) -> RunMetrics:
     """Registers everything; what it returns is refreshed before each scrape."""
 
     def peers() -> Mapping[str, int]:
         return {"roster": len(participant.chain.head.cluster_by_peer)}
 
-    traffic = participant.exchange.traffic
-    run = RunMetrics("node", participant.chain, participant.events, peers, traffic, participant.cluster)
+    run = RunMetrics("node", participant.chain, participant.machine.events, peers, traffic, participant.machine.cluster)
     registry.register(run)
     registry.register(NodeMetrics(participant, reach, connected))
     return run
@@ -60,13 +60,13 @@ class NodeMetrics(Collector):
     def _place(self) -> Iterable[Metric]:
         node, head = self._participant, self._participant.chain.head
         state = GaugeMetricFamily("dilocox_node_state", "1 for what the node does", labels=["state"])
-        state.add_metric([node.status.name], 1)
+        state.add_metric([node.machine.status.name], 1)
         yield state
-        yield GaugeMetricFamily("dilocox_on_roster", "1 on the open round's roster", value=node.cluster in head.roster)
+        yield GaugeMetricFamily("dilocox_on_roster", "1 on the open round's roster", value=node.machine.cluster in head.roster)
         yield GaugeMetricFamily("dilocox_coordinator_connected", "1 while it is heard", value=self._connected())
         if self._reach.reachable is not None:
             yield GaugeMetricFamily("dilocox_reachable", "1 where others can dial this node", value=self._reach.reachable)
-        earned = head.standings.get(node.cluster, Record(0)).earned
+        earned = head.standings.get(node.machine.cluster, Record(0)).earned
         yield GaugeMetricFamily("dilocox_standing_earned_rounds", "What this node's cluster has earned", value=earned)
         wanted = node.manifest.standing.rounds
         yield GaugeMetricFamily("dilocox_standing_full_rounds", "What there is to earn; 0: all stand equal", value=wanted)

@@ -3,7 +3,7 @@
 import hmac
 import json
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from aiohttp import web
@@ -11,35 +11,48 @@ from prometheus_client import CollectorRegistry
 
 from dilocox.node.api.metrics import node_metrics, state_agreed
 from dilocox.node.attendance import Attendance
-from dilocox.node.attest.prover import Challenger
+from dilocox.node.attest.prover import Challenger, Prover
 from dilocox.node.coordinator_link import CoordinatorLink
+from dilocox.node.downloader import Downloader
 from dilocox.node.participant import Participant
+from dilocox.node.relays import Relays
 from dilocox.protocol.errors import LocalError, reason_name
-from dilocox.transport.presence import Directory
-from dilocox.transport.reach import Reach
-from dilocox.transport.serve import PeerService
+from dilocox.transport.network import Network
+from dilocox.transport.traffic import Traffic
 from dilocox.views import rows as views
 from dilocox.views.answers import answers
 from dilocox.views.asking import Flag, Parameter, takes
 from dilocox.views.http import Problem, add_run_routes, create_app, json_response
 from dilocox.views.reasons import advice
 
-__all__ = ["create_node_app"]
+__all__ = ["Sources", "create_node_app"]
 
 NOW = Flag(name="now", says="`yes`: without finishing the open round", word="yes")
 
 
-def node_status(
-    participant: Participant, blobs: PeerService, name: str, address: str, reach: Reach, coordinator: CoordinatorLink
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Sources:
+    """What a node's page and API show beside its part in the run."""
+
+    name: str
+    network: Network
+    relays: Relays
+    downloader: Downloader
+    coordinator: CoordinatorLink
+    prover: Prover | None
+    """None: the run asks for no evidence."""
+
+
+def node_status(participant: Participant, sources: Sources) -> dict[str, Any]:
     """Am I reachable, in sync, in this round, and counted?"""
     progress, chain = participant.progress, participant.chain
     head = chain.head
-    fetched = participant.exchange.statistics()
+    fetched, coordinator = sources.downloader.statistics(), sources.coordinator
+    reach, prover = sources.network.reach, sources.prover
     history = participant.counted_history()
     last = chain.commit(head.round - 1) if head.round else None
-    mine = [item for item in last.body.excluded if item.peer == participant.cluster] if last else []
-    status, manifest = participant.status, participant.manifest
+    mine = [item for item in last.body.excluded if item.peer == participant.machine.cluster] if last else []
+    status, manifest = participant.machine.status, participant.manifest
     idle = participant.stands_still or status.name == "paused"
     inner_steps = head.inner_steps if head.round == progress.round else manifest.rounds.inner_steps
     current = progress.states.get(head.round) or progress.states.get(head.round - 1) or {}
@@ -47,14 +60,14 @@ def node_status(
         "role": "node",
         "run": views.run(participant.manifest),
         "peer": participant.identity.peer,
-        "name": name,
-        "address": address,
+        "name": sources.name,
+        "address": sources.network.address,
         "reachable": reach.reachable,
         "reach": reach.sentence,
-        "nobody_keeps": blobs.keeper is not None and blobs.keeper.alone,
+        "nobody_keeps": sources.relays.alone,
         "coordinator_connected": coordinator.connected,
         "clock_offset": coordinator.clock_offset,
-        "attestation": asdict(participant.prover.result) if participant.prover else None,
+        "attestation": asdict(prover.result) if prover else None,
         "state": status.name,
         "why": status.why,
         "advice": status.advice,
@@ -65,8 +78,8 @@ def node_status(
         "inner_step": progress.step,
         "inner_steps": inner_steps,
         "on_roster": participant.identity.peer in head.cluster_by_peer,
-        "cluster": participant.cluster,
-        "boxes": views.boxes(head, participant.cluster),
+        "cluster": participant.machine.cluster,
+        "boxes": views.boxes(head, participant.machine.cluster),
         "counted": history,
         "nobody_counted": last is not None and bool(mine) and not last.body.counted,
         "excluded": [
@@ -85,8 +98,8 @@ def node_status(
         "total_steps": progress.total_steps,
         "clock_seconds": progress.clock_seconds,
         "codec_cpu_seconds": progress.codec_cpu_seconds,
-        "network": views.network(participant.exchange.traffic),
-        "allreduce_bytes": _allreduce_bytes(participant),
+        "network": views.network(sources.downloader.traffic),
+        "allreduce_bytes": _allreduce_bytes(participant, sources.downloader.traffic),
         "fetch_failures": fetched.failures,
         "downloading": {"held": fetched.held, "size": fetched.wanted} if fetched.wanted else None,
         "applied_at_step": {str(round): step for round, step in sorted(progress.applied_at.items())},
@@ -100,9 +113,9 @@ def node_status(
     }
 
 
-def _allreduce_bytes(participant: Participant) -> int:
+def _allreduce_bytes(participant: Participant, traffic: Traffic) -> int:
     """In the round that we sent for last; 0 where none is whole yet."""
-    last = participant.exchange.traffic.last_round
+    last = traffic.last_round
     commit = participant.chain.commit(last.round) if last is not None else None
     if last is None or commit is None:
         return 0
@@ -111,20 +124,12 @@ def _allreduce_bytes(participant: Participant) -> int:
 
 
 def create_node_app(
-    participant: Participant,
-    attendance: Attendance,
-    key: str,
-    directory: Directory,
-    blobs: PeerService,
-    challenger: Challenger,
-    name: str,
-    address: str,
-    reach: Reach,
-    coordinator: CoordinatorLink,
+    participant: Participant, attendance: Attendance, key: str, challenger: Challenger, sources: Sources
 ) -> web.Application:
     """`key`: of the operator. Who is heard is asked of the coordinator when somebody asks us."""
-    registry = CollectorRegistry()
-    metrics = node_metrics(registry, participant, reach, lambda: coordinator.connected)
+    registry, directory, coordinator = CollectorRegistry(), sources.network.directory, sources.coordinator
+    traffic = sources.downloader.traffic
+    metrics = node_metrics(registry, participant, traffic, sources.network.reach, lambda: coordinator.connected)
 
     async def peers() -> list[views.View]:
         records = {peer: record.body for peer, record in directory.records.items()}
@@ -137,7 +142,7 @@ def create_node_app(
         )
 
     async def status() -> views.View:
-        value = node_status(participant, blobs, name, address, reach, coordinator)
+        value = node_status(participant, sources)
         hours = str(attendance.hours) if attendance.hours is not None else None
         account = attendance.account
         privacy = account.sentence if account is not None and account.budget.bounds else None
@@ -151,7 +156,14 @@ def create_node_app(
         return json_response(await challenger.report(peer))
 
     app = create_app(registry, status, metrics.refresh)
-    add_run_routes(app, participant.chain, peers, participant.events, participant.cluster, lambda: participant.status)
+    add_run_routes(
+        app,
+        participant.chain,
+        peers,
+        participant.machine.events,
+        participant.machine.cluster,
+        lambda: participant.machine.status,
+    )
     add_operator_routes(app, attendance, key)
     app.router.add_post("/v1/attest/{peer}", attest)
     return app

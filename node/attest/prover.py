@@ -3,10 +3,9 @@
 import asyncio
 import logging
 import os
-import re
 import time
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 import grpc.aio
@@ -14,6 +13,7 @@ import grpc.aio
 from dilocox.node.attest.attesters import Attester
 from dilocox.node.attest.verify import appraise
 from dilocox.node.coordinator_link import Answer, CoordinatorLink
+from dilocox.protocol import events, member
 from dilocox.protocol.attestation import (
     NONCE_BYTES,
     AttestationError,
@@ -37,7 +37,7 @@ from dilocox.transport.callers import Context
 from dilocox.transport.presence import Directory
 from dilocox.transport.rpc import ChannelPool
 
-__all__ = ["AttestorService", "Challenger", "Prover", "Result"]
+__all__ = ["AttestorService", "Challenger", "Prover", "Result", "prove"]
 
 log = logging.getLogger(__name__)
 
@@ -97,8 +97,8 @@ class Prover:
             await asyncio.sleep(max(1.0, RENEW_SHARE * left) if self.result.attested else RETRY_SECONDS)
 
     def _note(self, answer: Answer) -> None:
-        if answer.outcome is Outcome.ACCEPT and re.fullmatch(r"[0-9]{1,12}", answer.detail):
-            self._become(Result(True, self._kind, valid_until=int(answer.detail)))
+        if answer.outcome is Outcome.ACCEPT and answer.valid_until_ms:
+            self._become(Result(True, self._kind, valid_until=answer.valid_until_ms // 1000))
         elif answer.outcome is Outcome.ACCEPT:
             self._become(Result(False, self._kind, Code.MALFORMED, "the coordinator does not say how long its verdict lasts"))
         else:
@@ -114,23 +114,46 @@ class Prover:
         self.changed.set()
 
 
+class Machine(Protocol):
+    def feed(self, event: member.Attestation) -> None: ...
+
+    def emit(self, event: events.Event) -> None: ...
+
+
+async def prove(prover: Prover, machine: Machine) -> None:
+    """Feed the machine whether we are attested, for ever: its claim waits for that."""
+    refused = ""
+    while True:
+        await prover.changed.wait()
+        prover.changed.clear()
+        result = prover.result
+        if result.code and result.code != refused:
+            machine.emit(events.AttestationRefused(result.code, result.reason))
+        refused = result.code
+        machine.feed(member.Attestation(result.attested, result.reason))
+
+
 class AttestorService(rpc.AttestorServicer):
     """Answers other peers' challenges: from the start of the server on, with evidence once the run is known."""
 
     def __init__(self) -> None:
-        self.prover: Prover | None = None
+        self._prover: Prover | None = None
         """None where the run asks for no evidence, or is not known yet."""
+
+    def serve(self, prover: Prover | None) -> None:
+        """Answer with its evidence from now on; None: the run asks for none."""
+        self._prover = prover
 
     async def Attest(self, request: services.Challenge, context: Context) -> pb.Envelope:
         if len(request.nonce) != NONCE_BYTES:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"a nonce has {NONCE_BYTES} bytes")
-        if self.prover is None:
+        if self._prover is None:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this peer gives no evidence")
             raise AssertionError  # abort raises; this tells the type checker
-        if self.prover.busy:  # strangers never queue: the node's own renewal would wait behind them and expire
+        if self._prover.busy:  # strangers never queue: the node's own renewal would wait behind them and expire
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "another quote is being made; ask again")
         try:
-            return (await self.prover.answer(request.nonce)).envelope
+            return (await self._prover.answer(request.nonce)).envelope
         except AttestationError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, error.detail)
             raise

@@ -2,40 +2,32 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
-from dataclasses import asdict
+from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
 import grpc
 import grpc.aio
 
-from dilocox.node.boxes.link import ClusterLink, proof
+from dilocox.node.boxes.lead_line import LeadLine
+from dilocox.node.boxes.own_host import OwnHost
 from dilocox.node.boxes.stream import ALIVE_SECONDS, Silence, pump
 from dilocox.node.coordinator_link import Backoff
 from dilocox.node.crew import Crew
-from dilocox.node.exchange import Exchange
-from dilocox.node.holding import Holding
 from dilocox.node.keeping import Keeping, blobs_of
-from dilocox.node.machine import Machine
-from dilocox.node.starts import Starts
+from dilocox.node.member_driver import MemberPort
+from dilocox.node.run_context import RunContext
 from dilocox.node.workers import Launch, WorkerPool
-from dilocox.protocol import limits, member
+from dilocox.protocol import limits
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.facts import Asked, Verdict
 from dilocox.protocol.ids import short
-from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement, canonical, open_envelope
 from dilocox.protocol.pb import boxes_pb2 as boxes
-from dilocox.protocol.pb import boxes_pb2_grpc as rpc
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import worker_pb2 as worker
 from dilocox.protocol.status import Status
-from dilocox.transport.blobs import BlobStore
-from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.room import probe
-from dilocox.transport.rpc import ChannelPool, record_of
-from dilocox.transport.tasks import Tasks
 
 __all__ = ["Follower"]
 
@@ -53,31 +45,21 @@ class Follower:
 
     def __init__(
         self,
-        manifest: Manifest,
-        me: str,
-        link: ClusterLink,
-        channels: ChannelPool,
-        chain: ChainFile,
-        store: BlobStore,
-        holding: Holding,
-        exchange: Exchange,
-        starts: Starts,
+        context: RunContext,
+        member: MemberPort,
+        line: LeadLine,
         pool: WorkerPool,
-        machine: Machine,
+        own: OwnHost,
+        keeping: Keeping,
+        crew: Crew,
         interface: str,
-        tasks: Tasks,
-        feed: Callable[[member.Input], None],
-        tell: Callable[[Status | None], None],
-        corpus: bytes = b"",
     ) -> None:
-        """`corpus`: digest of our own data, where the run's are private."""
-        self._manifest, self._me, self._link, self._channels, self._chain = manifest, me, link, channels, chain
-        self._store, self._holding, self._exchange, self._starts, self._pool = store, holding, exchange, starts, pool
-        self._machine, self._interface = machine, interface
-        self._tasks, self._feed, self._tell, self._corpus = tasks, feed, tell, corpus
-        self._crew = Crew(lambda: 0)
-        self.progress = self._crew.progress
-        self._keeping = Keeping(store, holding, starts, self.progress, lambda: (), link.lead.coordinator)
+        """`member`: hears what the lead host claims. `interface`: on which workers exchange tensors."""
+        self._manifest, self._me, self._chain = context.manifest, context.me, context.chain
+        self._store, self._tasks, self._member = context.store, context.tasks, member
+        self._line, self._pool, self._own, self._keeping = line, pool, own, keeping
+        self._crew, self._interface = crew, interface
+        self.progress = crew.progress
         self._outgoing: asyncio.Queue[boxes.BoxEvent] = asyncio.Queue()
         self._asks: dict[int, asyncio.Task[None]] = {}
         self._starting: dict[int, tuple[worker.Start, list[worker.Apply]]] = {}
@@ -94,26 +76,8 @@ class Follower:
 
     # As a participant sees its workers
 
-    def status(self) -> Status | None:
-        return self._crew.status()
-
     def chain_grew(self) -> None:
         self._grew.set()
-
-    async def judge(self, contribution: Statement[pb.Contribution], base: bytes, rank_or_k: int) -> Verdict:
-        raise AssertionError("a box votes through its lead")
-
-    def score(self, asked: member.Measure) -> None:
-        raise AssertionError("a box votes through its lead")
-
-    def recheck(self, round: int) -> None:
-        raise AssertionError("a box reports through its lead")
-
-    def resynchronise(self) -> None:
-        raise AssertionError("a box reports through its lead")
-
-    def spoken(self, state: member.MemberState) -> None:
-        """A box has nobody to tell what it stands for."""
 
     async def stop(self) -> None:
         await self._pool.stop()
@@ -126,8 +90,7 @@ class Follower:
         while True:
             why, status = "it says nothing", self._away
             try:
-                stub: Any = rpc.LeadStub(self._channels.channel(await record_of(self._link.lead.ways[0])))
-                await self._follow(stub, backoff)
+                await self._follow(await self._line.stub(), backoff)
             except grpc.aio.AioRpcError as error:
                 why = error.details() or error.code().name.lower()
                 if error.code() in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITION):
@@ -135,23 +98,22 @@ class Follower:
             except RemoteError as error:
                 why = error.detail
             told = status(why)
-            self._tell(told)
+            self._member.show(told)
             if why != said:
                 log.warning("%s", told.why)
                 said = why
             await backoff.wait()
 
     def _away(self, why: str) -> Status:
-        return Status("forming", f"our cluster's lead {short(self._link.lead.coordinator)} is away: {why}")
+        return Status("forming", f"our cluster's lead {short(self._line.lead)} is away: {why}")
 
     def _refused(self, why: str) -> Status:
-        return Status("refused", f"our cluster's lead {short(self._link.lead.coordinator)} refuses this box: {why}")
+        return Status("refused", f"our cluster's lead {short(self._line.lead)} refuses this box: {why}")
 
     async def _follow(self, stub: Any, backoff: Backoff) -> None:
         """Until the stream breaks, or the lead is silent: then nothing of its generation is left here."""
         self._outgoing, self._ended = asyncio.Queue(), 0
-        shown = proof(self._link.secret, self._manifest.run_id, self._link.lead.coordinator, self._me)
-        self._say(hello=boxes.BoxHello(proof=shown, corpus=self._corpus, **asdict(self._machine)))
+        self._say(hello=self._line.hello)
         silence = Silence()
         call = stub.Follow(self._events())
 
@@ -184,7 +146,7 @@ class Follower:
     async def _beat(self) -> None:
         """Waits for no thread: those may all be hashing."""
         while True:
-            self._say(alive=boxes.BoxAlive(ticks=self._ticks, serves=self._holding.serves_its_own()))
+            self._say(alive=boxes.BoxAlive(ticks=self._ticks, serves=self._own.serves_its_own()))
             await asyncio.sleep(ALIVE_SECONDS)
 
     async def _count(self) -> None:
@@ -209,7 +171,7 @@ class Follower:
                 if (asked := self._asks.get(command.drop)) is not None:
                     asked.cancel()
             case "consent":
-                self._feed(Asked(command.consent))
+                self._member.feed(Asked(command.consent))
             case "begin":
                 start, replays = self._starting[command.begin]
                 self._pool.command(worker.WorkerCommand(start=start))
@@ -222,7 +184,7 @@ class Follower:
                 self._tasks.start(self._ready(command.ready), "keep a state")
             case "step":
                 self._crew.step(command.step)
-                self._tell(None)
+                self._member.show(None)
 
     # Generations
 
@@ -231,9 +193,9 @@ class Follower:
         if before is not None:
             self._pool.end_generation()
             await asyncio.wait({before})
-        self._exchange.stages = frozenset(launch.stages)
+        self._own.host(launch.stages)
         self._starting, self._taken = {}, {}
-        self._tell(Status("starting", "starting the stage workers"))
+        self._member.show(Status("starting", "starting the stage workers"))
         meeting = await asyncio.start_server(partial(self._meet, stub), "127.0.0.1", 0)
         port = meeting.sockets[0].getsockname()[1]
         try:
@@ -276,14 +238,14 @@ class Follower:
         while (item := await self._pool.events.get()) is not None:
             rank, event = item
             if event.HasField("hello"):
-                hellos.append((rank, await asyncio.to_thread(self._starts.sound, event.hello)))
+                hellos.append((rank, await self._own.sound(event.hello)))
                 if len(hellos) == len(launch.ranks):
                     await self._keeping.begin([hello for _, hello in hellos])
                     for number, hello in hellos:
                         self._pass_on(launch, number, worker.WorkerEvent(hello=hello))
                 continue
             if event.HasField("boundary"):
-                event = worker.WorkerEvent(boundary=await asyncio.to_thread(self._exchange.with_roots, event.boundary))
+                event = worker.WorkerEvent(boundary=await self._own.with_roots(event.boundary))
                 self._keeping.boundary(event.boundary.round, blobs_of(event.boundary.payloads))
                 if event.boundary.HasField("marks"):
                     self._keeping.marks(event.boundary.round, event.boundary.marks)
@@ -312,9 +274,9 @@ class Follower:
                     await self._chain_to(ask.take + 1)
                     if (commit := self._chain.commit(ask.take)) is None:
                         raise RemoteError(pb.REASON_UNAVAILABLE, f"commit {ask.take} is not here any more")
-                    self._taken[ask.take] = await self._exchange.take(commit)
+                    self._taken[ask.take] = await self._own.take(commit)
                 case "keep":
-                    answer.holders.extend(await self._holding.find(ask.keep.blobs))
+                    answer.holders.extend(await self._own.find_relays(ask.keep.blobs))
                 case "start":
                     self._starting[ask.number] = await self._prepare(ask.start.start)
         except RemoteError as error:
@@ -326,15 +288,15 @@ class Follower:
     async def _prepare(self, start: worker.Start) -> tuple[worker.Start, list[worker.Apply]]:
         """With what it needs, and what it replays. Its commits come from our own chain."""
         await self._chain_to(start.round + start.replays)
-        await self._starts.with_commits(start)
-        return start, await self._starts.have(start, lambda why: self._tell(Status("synchronising", why)))
+        await self._own.with_commits(start)
+        return start, await self._own.have(start, lambda why: self._member.show(Status("synchronising", why)))
 
     async def _judge(self, asked: boxes.AskJudge) -> Verdict:
         contribution: Statement[pb.Contribution] = open_envelope(
             asked.contribution, self._manifest.run_id, (pb.KIND_CONTRIBUTION,)
         )
         self._keeping.judged(contribution.body)
-        return await self._exchange.judge(contribution, asked.base, asked.rank_or_k)
+        return await self._own.judge(contribution, asked.base, asked.rank_or_k)
 
     async def _chain_to(self, length: int) -> None:
         """Our own copy of the chain comes from the coordinator, a moment after the lead's. Raises RemoteError where it does not."""

@@ -11,8 +11,10 @@ from typing import Any
 
 import grpc
 
+from dilocox.node.boxes.host_events import HostEvents
 from dilocox.node.boxes.link import proof
 from dilocox.node.boxes.stream import ALIVE_SECONDS, Silence, pump
+from dilocox.node.changes import Changes
 from dilocox.node.machine import Machine
 from dilocox.protocol import limits
 from dilocox.protocol.errors import RemoteError
@@ -137,22 +139,30 @@ class LeadService(rpc.LeadServicer):
     def __init__(self, callers: Callers, own_hosts: set[str]) -> None:
         """`own_hosts`: kept up to date with the peer ids of the hosts that follow."""
         self._callers, self._own_hosts = callers, own_hosts
-        self.admission: BoxAdmission | None = None
+        self._admission: BoxAdmission | None = None
         """None: this peer leads no cluster of several boxes."""
-        self.said: Callable[[boxes.WorkerSaid], None] = lambda said: None
-        """Told what the workers of other boxes say."""
+        self.heard = HostEvents()
+        """What the workers of other hosts say."""
         self.followers: dict[str, RemoteBox] = {}
         self.changed = asyncio.Event()
         """Set when one came or went, for who waits."""
-        self.moved: Callable[[], None] = lambda: None
-        """Called whenever one came or went."""
+        self.moved = Changes()
+        """Of `followers`."""
         self._closing = False
         self._waiting: Counter[str] = Counter()
         """By address: streams that have not said whose they are."""
         self._refused = ""
         """Why somebody was last, who is told so and logged once."""
-        self.store_port: int | None = None
+        self._store_port: int | None = None
         """On loopback: of the store at which the workers of the running generation meet."""
+
+    def admit(self, admission: BoxAdmission) -> None:
+        """Let hosts join the cluster that this peer leads, from now on."""
+        self._admission = admission
+
+    def meet_at(self, port: int | None) -> None:
+        """Connect workers of other hosts with this port on loopback; None: no worker group runs."""
+        self._store_port = port
 
     async def Follow(
         self, request_iterator: AsyncIterator[boxes.BoxEvent], context: Context
@@ -193,10 +203,10 @@ class LeadService(rpc.LeadServicer):
 
     def _change(self) -> None:
         self.changed.set()
-        self.moved()
+        self.moved.happened()
 
     async def _admit(self, events: AsyncIterator[boxes.BoxEvent], context: Context) -> RemoteBox:
-        admission = self.admission
+        admission = self._admission
         if admission is None:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this peer leads no cluster of several boxes")
             raise AssertionError
@@ -224,7 +234,7 @@ class LeadService(rpc.LeadServicer):
         if (known := self.followers.get(peer)) is not None:
             known.leave()  # it came back before we noticed that it had gone
         self._own_hosts.add(peer)
-        follower = self.followers[peer] = RemoteBox(peer, first.hello, lambda said: self.said(said))
+        follower = self.followers[peer] = RemoteBox(peer, first.hello, self.heard.hear)
         self._change()
         log.info("box %s of our cluster is here, with %d devices", short(peer), follower.machine.devices)
         return follower
@@ -234,7 +244,7 @@ class LeadService(rpc.LeadServicer):
             known = self._callers.peer(context) in self.followers
         except RemoteError:
             known = False
-        port = self.store_port
+        port = self._store_port
         if not known or port is None:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, "no generation of ours is met here")
             raise AssertionError

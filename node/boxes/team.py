@@ -11,26 +11,27 @@ from dataclasses import dataclass
 from typing import Any
 
 from dilocox.node.boxes.lead import LeadService, RemoteBox
-from dilocox.node.exchange import Exchange
-from dilocox.node.holding import Holding
+from dilocox.node.boxes.own_host import OwnHost
 from dilocox.node.machine import Machine
+from dilocox.node.member_driver import MemberPort
 from dilocox.node.memory import Lack, lacks
-from dilocox.node.starts import Starts, without_commits
+from dilocox.node.run_context import RunContext
+from dilocox.node.starts import without_commits
 from dilocox.node.tiling import Tiling, listed, stretches, tilings
 from dilocox.node.workers import LOOPBACK, STOP_SECONDS, Launch, WorkerPool
-from dilocox.protocol import limits, member
+from dilocox.protocol import limits
 from dilocox.protocol.errors import LocalError, RemoteError
-from dilocox.protocol.facts import Verdict
+from dilocox.protocol.facts import Laid, Verdict, Whole
 from dilocox.protocol.head import HostRange
 from dilocox.protocol.ids import several, short
-from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.member import MemberState, consent
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import boxes_pb2 as boxes
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import worker_pb2 as worker
 from dilocox.protocol.status import Status
 
-__all__ = ["Team"]
+__all__ = ["ClusterSettings", "Team"]
 
 log = logging.getLogger(__name__)
 
@@ -65,38 +66,35 @@ class RelaidError(Exception):
     """The stages lie on other boxes now."""
 
 
+@dataclass(frozen=True)
+class ClusterSettings:
+    others: int = 0
+    """Hosts beside the lead host."""
+    interface: str = LOOPBACK
+    """On which the workers of several hosts exchange tensors."""
+    patience: float = 0.0
+    """So many seconds a host that was here and is gone is waited for, before the others share out its stages."""
+
+
 class Team:
     """`events` yields what the workers of all boxes say, in order per worker; None when the generation has ended."""
 
     def __init__(
         self,
-        manifest: Manifest,
-        me: str,
+        context: RunContext,
+        member: MemberPort,
         machine: Machine,
         pool: WorkerPool,
-        exchange: Exchange,
-        starts: Starts,
-        holding: Holding,
+        own: OwnHost,
         lead: LeadService,
-        others: int = 0,
-        interface: str = LOOPBACK,
-        patience: float = 0.0,
+        settings: ClusterSettings = ClusterSettings(),
     ) -> None:
-        """`machine`: this box; `others`: so many boxes beside it; `interface`: on which they exchange tensors; `patience`: so
-        many seconds a box that was here and is gone is waited for, before the others share out its stages."""
-        self._manifest, self._me, self._machine, self._pool = manifest, me, machine, pool
-        self._exchange, self._starts, self._holding, self._lead = exchange, starts, holding, lead
-        self._others, self._interface, self._patience = others, interface, patience
-        self.laid: Callable[[tuple[HostRange, ...]], None] = lambda hosts: None
-        """Told how the run's stages lie on the boxes."""
-        self.tell: Callable[[Status], None] = lambda status: None
-        """Told what we wait for."""
-        self.whole: Callable[[bool], None] = lambda here: None
-        """Told whether all boxes are here that the stages lie on."""
-        lead.said, lead.moved = self._hear, self._look
-        self.events: asyncio.Queue[tuple[int, worker.WorkerEvent] | None] = asyncio.Queue()
-        self.workers = 0
-        """Of this generation."""
+        """`member`: hears where the stages are placed, and whether all their hosts are here. `machine`: this host."""
+        self._manifest, self._me, self._member = context.manifest, context.me, member
+        self._machine, self._pool, self._own, self._lead = machine, pool, own, lead
+        self._others, self._interface, self._patience = settings.others, settings.interface, settings.patience
+        self._heard = lead.heard
+        self.events = lead.heard.queue
         self._generation = 0
         self._hosting: list[RemoteBox] = []
         """Other boxes that have workers of this generation."""
@@ -115,24 +113,41 @@ class Team:
         self._stopping = False
         self.box_went = ""
         """Why the last generation ended, where that was another box's doing: nothing is wrong here."""
-        self._phases = 0
-        """That workers said had ended, in this generation."""
+
+    @property
+    def workers(self) -> int:
+        """Of this generation."""
+        return self._heard.workers
+
+    async def watch_hosts(self) -> None:
+        """Feed the machine whether all hosts of the stages are here, whenever one comes or goes; until cancelled."""
+        while True:
+            moved = self._lead.moved.next
+            self._look()
+            await moved.wait()
+
+    async def watch_claim(self) -> None:
+        """Have the other hosts claim what the machine claims, until cancelled."""
+        while True:
+            changed = self._member.changes.next
+            self.consent(self._member.state)
+            await changed.wait()
 
     # Generations
 
     async def run_generation(self) -> None:
         """Launch on every box, and return when the generation has ended on all of them."""
-        self._generation += 1
+        self._generation = self._heard.begin()
         self._stopping = False
         self._given_up.clear()
-        self.workers, self._hosting, self.box_went, self._phases = 0, [], "", 0
+        self._hosting, self.box_went = [], ""
         self._look()
         try:
             followers = await self._gathered()
             if followers is not None:
                 await self._run(followers)
         finally:
-            self.events.put_nowait(None)
+            self._heard.end()
 
     async def _gathered(self) -> list[RemoteBox] | None:
         """The other boxes; None where nobody wants the generation any more."""
@@ -151,7 +166,7 @@ class Team:
                     log.warning("%d of %d boxes are here: they share out the stages", len(fitting) + 1, self._others + 1)
                     return fitting
                 left, why = None, f"{why}, and the model does not fit"
-            self.tell(Status("forming", why))
+            self._member.show(Status("forming", why))
             self._lead.changed.clear()
             await self._first(self._lead.changed.wait(), self._given_up.wait(), seconds=left)
         return None
@@ -167,7 +182,8 @@ class Team:
 
     def _look(self) -> None:
         if self._others:
-            self.whole(self._formed and all(peer in self._lead.followers for peer in self._others_hosting()))
+            here = self._formed and all(peer in self._lead.followers for peer in self._others_hosting())
+            self._member.feed(Whole(here))
 
     def _others_hosting(self) -> list[str]:
         return list(dict.fromkeys(host.peer for host in self._hosts if host.peer != self._me))
@@ -175,13 +191,14 @@ class Team:
     async def _run(self, followers: list[RemoteBox]) -> None:
         layout, stages = self._lay_out(followers), self._manifest.model.stages
         tiling = layout.tiling
-        self.workers, self._boxes_here = tiling.workers, len(layout.peers)
+        self._heard.launch(tiling.workers)
+        self._boxes_here = len(layout.peers)
         self._hosting = [follower for box, follower in enumerate(followers, 1) if tiling.lengths[box]]
         self._hosts, self._laid_out_for = layout.hosts(stages), self._machines(followers)
         self._lead.changed.set()  # who waits for a verdict asks those who host the stages now
         self._look()
-        self._exchange.stages = frozenset(tiling.stages(0, stages))
-        self.laid(self._hosts if followers else ())
+        self._own.host(tiling.stages(0, stages))
+        self._member.feed(Laid(self._hosts if followers else ()))
         self._log(layout, [machine.devices for machine in self._machines(followers)])
         forwarding = asyncio.create_task(self._forward())
         with ExitStack() as store:
@@ -205,7 +222,7 @@ class Team:
                     log.error("box %s does not end its workers; going on without it", short(follower.peer))
                     follower.leave()
                 await asyncio.wait(parts)
-                self._lead.store_port = None
+                self._lead.meet_at(None)
                 await forwarding
         self._say_why(theirs)
         parts[0].result()
@@ -215,16 +232,19 @@ class Team:
         gone = [follower for follower in self._hosting if follower.gone.is_set()]
         if gone:
             self.box_went = f"box {short(gone[0].peer)} of our cluster went"
-        elif theirs and not self.box_went:
+        elif self._heard.failure:
+            self.box_went = self._heard.failure
+        elif theirs:
             self.box_went = "the workers of another box ended: see workers.log there"
-        if self._boxes_here <= self._others and not self._phases:
+        if self._boxes_here <= self._others and not self._heard.phases:
             self._formed = False  # the others cannot do it, it seems: wait for all of them
 
     def _launch(self, tiling: Tiling, store: ExitStack) -> Launch:
         if not self._hosting:
             return Launch(tiling.ranks(0), tiling.workers, tiling.copies)
         listening = store.enter_context(socket.create_server(("127.0.0.1", 0)))
-        self._lead.store_port = port = listening.getsockname()[1]
+        port = listening.getsockname()[1]
+        self._lead.meet_at(port)
         return Launch(tiling.ranks(0), tiling.workers, tiling.copies, port, listening, self._interface)
 
     def _launch_on(self, follower: RemoteBox, tiling: Tiling, box: int) -> None:
@@ -261,18 +281,10 @@ class Team:
         while (item := await self._pool.events.get()) is not None:
             rank, event = item
             if event.HasField("hello"):
-                event = worker.WorkerEvent(hello=await asyncio.to_thread(self._starts.sound, event.hello))
+                event = worker.WorkerEvent(hello=await self._own.sound(event.hello))
             if event.HasField("boundary"):
-                event = worker.WorkerEvent(boundary=await asyncio.to_thread(self._exchange.with_roots, event.boundary))
-            self._phases += event.HasField("boundary")
-            self.events.put_nowait((rank, event))
-
-    def _hear(self, said: boxes.WorkerSaid) -> None:
-        if said.generation == self._generation and said.rank < self.workers:
-            self._phases += said.event.HasField("boundary")
-            if said.event.HasField("failed"):
-                self.box_went = f"a worker of another box failed: {said.event.failed}"
-            self.events.put_nowait((said.rank, said.event))
+                event = worker.WorkerEvent(boundary=await self._own.with_roots(event.boundary))
+            self._heard.put(rank, event)
 
     def start(self, start: worker.Start, replays: Sequence[worker.Apply]) -> None:
         """Every worker starts so, and replays these; every box has what it needs for it."""
@@ -297,7 +309,7 @@ class Team:
 
     async def work_root(self, leaves: bytes, announced: Sequence[pb.Leaf]) -> bytes:
         """Over the shares of what we are to announce; empty where the run keeps none."""
-        return await asyncio.to_thread(self._exchange.work_root, leaves, announced)
+        return await self._own.work_root(leaves, announced)
 
     def score(self, asked: worker.Score) -> None:
         """Every worker scores this, when all can."""
@@ -375,7 +387,7 @@ class Team:
         while True:
             hosts = self._hosts
             with suppress(RelaidError):
-                own = self._exchange.judge(contribution, base, rank_or_k)
+                own = self._own.judge(contribution, base, rank_or_k)
                 verdicts = await _together(own, *(self._verdict(peer, asked, hosts) for peer in self._others_hosting()))
                 if hosts == self._hosts:
                     return next((verdict for verdict in verdicts if verdict[0]), (pb.REASON_UNSPECIFIED, 0))
@@ -395,7 +407,7 @@ class Team:
 
     async def take(self, commit: Statement[pb.Commit]) -> worker.Apply:
         """Every box has what the commit counts of its stages. Raises RemoteError when it is not to be had."""
-        own = self._exchange.take(commit)
+        own = self._own.take(commit)
         apply, *_ = await _together(own, *(self._done(f, take=commit.body.round) for f in self._hosting))
         return apply
 
@@ -404,20 +416,20 @@ class Team:
         asked = boxes.AskStart(start=without_commits(start))
         hosting = self._hosting
         replays, *answers = await _together(
-            self._starts.have(start, say), *(self._done(follower, start=asked) for follower in hosting)
+            self._own.have(start, say), *(self._done(follower, start=asked) for follower in hosting)
         )
         self._prepared = {follower.peer: answer.ask for follower, answer in zip(hosting, answers, strict=True)}
         return replays
 
     def serves_its_own(self) -> bool:
         """Whether others are to have our payloads from every box itself."""
-        return self._holding.serves_its_own() and all(follower.serves for follower in self._hosting)
+        return self._own.serves_its_own() and all(follower.serves for follower in self._hosting)
 
     async def held(self, leaves: bytes, payloads: Sequence[worker.StagePayload]) -> tuple[str, ...]:
         """Have others keep what boxes that cannot be dialled made in a phase; who does. Raises RemoteError where a box goes."""
         finding: list[Awaitable[Sequence[str]]] = []
-        if not self._holding.serves_its_own():
-            finding.append(self._holding.find([leaves, *self._of_box(self._me, payloads)]))
+        if not self._own.serves_its_own():
+            finding.append(self._own.find_relays([leaves, *self._of_box(self._me, payloads)]))
         for follower in self._hosting:
             if not follower.serves:
                 finding.append(self._kept_for(follower, self._of_box(follower.peer, payloads)))
@@ -441,9 +453,9 @@ class Team:
 
     # What every box is told
 
-    def consent(self, state: member.MemberState) -> None:
+    def consent(self, state: MemberState) -> None:
         """The other boxes are to claim what we claim."""
-        claim = member.consent(state)
+        claim = consent(state)
         if claim is not None and claim != self._consented:
             for follower in self._hosting:
                 follower.send(consent=claim)

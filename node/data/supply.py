@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Iterable, Sequence
 
 from dilocox.node.data.check import check_shard
-from dilocox.node.exchange import Exchange
+from dilocox.node.downloader import Downloader
 from dilocox.protocol import limits
 from dilocox.protocol.corpus import BYTES, Corpus, Order, Shard, check_fits, order_of
 from dilocox.protocol.errors import ConfigError, RemoteError
@@ -32,14 +32,14 @@ class Supply:
         self,
         manifest: Manifest,
         store: BlobStore,
-        exchange: Exchange,
+        downloader: Downloader,
         providers: Callable[[], list[str]],
         tell: Callable[[Status], None],
         named: bool = False,
     ) -> None:
-        """`exchange`: fetches into `store`. `providers`: who may hold the corpus, now. `named`: the store is a folder that the
+        """`downloader`: fetches into `store`. `providers`: who may hold the corpus, now. `named`: the store is a folder that the
         operator named; nothing is put there."""
-        self._manifest, self._store, self._exchange = manifest, store, exchange
+        self._manifest, self._store, self._downloader = manifest, store, downloader
         self._providers, self._tell, self._named = providers, tell, named
         self._checked: set[Shard] = set()
         self._begun = self._warned = False
@@ -161,10 +161,10 @@ class Supply:
     async def _fetch(self, digest: bytes, most: int) -> None:
         warn = log.warning  # once, however long nobody serves it
         while True:
-            fetching = asyncio.create_task(self._exchange.fetch(digest, self._providers(), most))
+            fetching = asyncio.create_task(self._downloader.fetch(digest, self._providers(), most))
             try:
                 while not fetching.done():
-                    held = self._there + self._exchange.statistics().held
+                    held = self._there + self._downloader.statistics().held
                     progress = f": {held / 1e6:,.1f} of {self._total / 1e6:,.1f} MB" if self._total else ""
                     self._say(f"fetching the run's data{progress}")
                     await asyncio.wait({fetching}, timeout=LOOK_SECONDS)

@@ -36,7 +36,7 @@ class Bias(Check):
 
     def rejects(self, state: MemberState) -> Mapping[bytes, Verdict]:
         authors = bias.biased(state.manifest, _with_this_round(state), state.me, by_author(state))
-        return {digest: HARMS for digest in scores_of(state).measured if state.seen[digest].peer in authors}
+        return {digest: HARMS for digest in scores_of(state).measured if state.open.seen[digest].peer in authors}
 
 
 def _with_this_round(state: MemberState) -> Memory:

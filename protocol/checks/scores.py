@@ -52,7 +52,7 @@ def scores_of(state: MemberState) -> Scores:
 
 def by_author(state: MemberState) -> dict[str, Score]:
     """Return what this node measured in the open round, by cluster."""
-    return {state.seen[digest].peer: score for digest, score in scores_of(state).measured.items()}
+    return {state.open.seen[digest].peer: score for digest, score in scores_of(state).measured.items()}
 
 
 class Scoring(Check):
@@ -100,18 +100,18 @@ class Scoring(Check):
 
     def may_vote(self, state: MemberState) -> bool:
         measured = scores_of(state).measured
-        return all(s.digest in measured or state.verdicts.get(s.digest) != ACCEPTED for s in _duties(state))
+        return all(s.digest in measured or state.open.verdicts.get(s.digest) != ACCEPTED for s in _duties(state))
 
     def rejects(self, state: MemberState) -> Mapping[bytes, Verdict]:
-        tokens = {digest: statement.body.tokens for digest, statement in state.seen.items()}
+        tokens = {digest: statement.body.tokens for digest, statement in state.open.seen.items()}
         return dict.fromkeys(scoring.harmful(state.manifest, scores_of(state).measured, tokens), HARMS)
 
     def fill_receipt(self, state: MemberState, receipt: pb.Receipt) -> None:
-        assert state.ballot is not None, "it votes"
+        assert state.open.ballot is not None, "it votes"
         measured, accepted = scores_of(state).measured, int.from_bytes(receipt.accepted, "little")
         gains = {
             index: scoring.units(measured[digest].gain)
-            for index, digest in enumerate(state.ballot.body.contributions)
+            for index, digest in enumerate(state.open.ballot.body.contributions)
             if digest in measured
         }
         for finding in receipt.findings:
@@ -134,18 +134,18 @@ def _worst(gains: Mapping[int, int], findings: int) -> Collection[int]:
 
 def _listed(state: MemberState) -> list[Statement[pb.Contribution]]:
     """Return the contributions on the ballot, in its order; none unless this node has all of them."""
-    own = state.own.get(pb.KIND_CONTRIBUTION)
-    if state.ballot is None or own is None:
+    own = state.open.own.get(pb.KIND_CONTRIBUTION)
+    if state.open.ballot is None or own is None:
         return []
-    known = {**state.seen, own.digest: own}
-    listed = [known.get(digest) for digest in state.ballot.body.contributions]
+    known = {**state.open.seen, own.digest: own}
+    listed = [known.get(digest) for digest in state.open.ballot.body.contributions]
     return [] if None in listed else [statement for statement in listed if statement is not None]
 
 
 def _duties(state: MemberState) -> list[Statement[pb.Contribution]]:
     """Return the contributions on the ballot that this cluster is drawn to score; none after its vote."""
-    ballot = state.ballot
-    if ballot is None or pb.KIND_RECEIPT in state.own:
+    ballot = state.open.ballot
+    if ballot is None or pb.KIND_RECEIPT in state.open.own:
         return []
     listed = _listed(state)
     if not listed:
@@ -158,8 +158,8 @@ def _duties(state: MemberState) -> list[Statement[pb.Contribution]]:
 def _due(state: MemberState) -> list[Measure]:
     """Return requests to measure those duties that are well made and not requested yet."""
     requested = scores_of(state).requested
-    due = [s for s in _duties(state) if s.digest not in requested and state.verdicts.get(s.digest, REFUSED) == ACCEPTED]
-    own, ballot, lease = state.own.get(pb.KIND_CONTRIBUTION), state.ballot, state.head.ledger.leases.get(state.me)
+    due = [s for s in _duties(state) if s.digest not in requested and state.open.verdicts.get(s.digest, REFUSED) == ACCEPTED]
+    own, ballot, lease = state.open.own.get(pb.KIND_CONTRIBUTION), state.open.ballot, state.head.ledger.leases.get(state.me)
     if not due or own is None or ballot is None or lease is None:
         return []
     norms = {statement.peer: statement.body.norm for statement in _listed(state)}

@@ -464,20 +464,22 @@ class Call(_message.Message):
     def __init__(self, certificate: _Optional[bytes] = ...) -> None: ...
 
 class Answer(_message.Message):
-    __slots__ = ("statement", "outcome", "reason", "detail", "round", "head")
+    __slots__ = ("statement", "outcome", "reason", "detail", "round", "head", "valid_until_ms")
     STATEMENT_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
+    VALID_UNTIL_MS_FIELD_NUMBER: _ClassVar[int]
     statement: bytes
     outcome: Outcome
     reason: Reason
     detail: str
     round: int
     head: bytes
-    def __init__(self, statement: _Optional[bytes] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., reason: _Optional[_Union[Reason, str]] = ..., detail: _Optional[str] = ..., round: _Optional[int] = ..., head: _Optional[bytes] = ...) -> None: ...
+    valid_until_ms: int
+    def __init__(self, statement: _Optional[bytes] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., reason: _Optional[_Union[Reason, str]] = ..., detail: _Optional[str] = ..., round: _Optional[int] = ..., head: _Optional[bytes] = ..., valid_until_ms: _Optional[int] = ...) -> None: ...
 
 class Held(_message.Message):
     __slots__ = ("blob", "round")

@@ -164,7 +164,7 @@ class HostilePeer:
             error=0.0,
         )
         self.feed(phase)
-        await self.until(lambda: pb.KIND_CONTRIBUTION in self.state.own or self.state.head.round > head.round)
+        await self.until(lambda: pb.KIND_CONTRIBUTION in self.state.open.own or self.state.head.round > head.round)
         return head.round
 
     async def judged(self, spoil: Spoil) -> int:

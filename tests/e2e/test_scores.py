@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dilocox.node.exchange import Exchange
+from dilocox.node.downloader import Downloader
 from dilocox.node.outer.state import StageState
 from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.norms import norm_code
@@ -14,6 +14,7 @@ from dilocox.protocol.payload import owner_of
 from dilocox.protocol.pb import messages_pb2 as pb
 from tests.e2e.conftest import HAD_NO_TIME, PATIENCE_SECONDS, Swarm, build, late_member, running, wait_for
 from tests.e2e.hostile import HostilePeer
+from tests.exchanges import exchange_of
 
 pytestmark = pytest.mark.e2e
 
@@ -31,13 +32,13 @@ def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
 
 async def turned(mallory: HostilePeer) -> list[StageState]:
     """What somebody else made in the open round with its signs turned, four times as large; by stage."""
-    await mallory.until(lambda: mallory.state.on_roster and mallory.state.root is not None and bool(mallory.state.seen))
-    theirs, rank_or_k = next(iter(mallory.state.seen.values())), mallory.state.head.rank_or_k
-    exchange = Exchange(mallory.run, range(3), mallory.store, mallory.directory, mallory.channels, mallory.identity.peer)
-    await exchange.fetch_forever(theirs.body.leaves, [theirs.peer])
+    await mallory.until(lambda: mallory.state.on_roster and mallory.state.root is not None and bool(mallory.state.open.seen))
+    theirs, rank_or_k = next(iter(mallory.state.open.seen.values())), mallory.state.head.rank_or_k
+    downloader = Downloader(mallory.identity.peer, mallory.store, mallory.directory, mallory.channels)
+    await downloader.fetch_forever(theirs.body.leaves, [theirs.peer])
     states = []
-    for leaf in await exchange.leaves(theirs.body, [theirs.peer]):
-        await exchange.fetch_forever(leaf.digest, [theirs.peer], stage=leaf.stage)
+    for leaf in await exchange_of(mallory.run, downloader).applies.payload_index(theirs.body, [theirs.peer]):
+        await downloader.fetch_forever(leaf.digest, [theirs.peer], stage=leaf.stage)
         state = StageState(mallory.run, leaf.stage)
         state.return_to_feedback(mallory.store.view(leaf.digest), rank_or_k)
         state.feedback.mul_(-4)

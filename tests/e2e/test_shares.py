@@ -115,7 +115,7 @@ async def counted_blobs(link: str, home: Path, last: int) -> int:
             for number in range(1, last + 1):
                 commit = reader.chain.commit(number)
                 assert commit is not None
-                apply = await reader.exchange.take(commit)
+                apply = await reader.data.applies.take(commit)
                 blobs = {item.contribution.leaves for item in taken(commit.body)}
                 blobs |= {payload for take in apply.takes for payload in take.payloads}
                 assert all(reader.store.verify(blob) for blob in blobs)

@@ -116,7 +116,7 @@ def test_who_has_the_link_hears_whether_its_machine_fits_and_can_be_dialled(swar
         text=True,
     )
     assert told.returncode == 5, "the run names another holder, or none"
-    assert f"names no holder {me}" in told.stdout.replace("\n", "")
+    assert f"names no relay {me}" in told.stdout.replace("\n", "")
 
 
 @pytest.mark.parametrize("name", ["node-1", "coordinator"])

@@ -14,7 +14,7 @@ import pytest
 
 from bench.lab import Lab
 from bench.texts import stdlib
-from dilocox.node.exchange import takes_of
+from dilocox.node.apply_builder import takes_of
 from dilocox.node.worker_settings import WorkerSettings
 from dilocox.node.workers import Launch, WorkerPool
 from dilocox.protocol.chain import taken

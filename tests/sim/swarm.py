@@ -232,7 +232,7 @@ class SimPeer:
             or lease is None
         ):
             return
-        if pb.KIND_CONTRIBUTION in self.state.own or head.closing(self.run):
+        if pb.KIND_CONTRIBUTION in self.state.open.own or head.closing(self.run):
             return
         steps = self.run.rounds.inner_steps
         event = member.PhaseEnded(

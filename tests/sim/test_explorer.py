@@ -138,7 +138,7 @@ def replay(swarm: Swarm, number: int) -> None:
 def equivocate(swarm: Swarm, number: int) -> None:
     """A peer signs a second contribution for the open round."""
     peer = swarm.peers[number]
-    own = peer.state.own.get(pb.KIND_CONTRIBUTION) if peer.up else None
+    own = peer.state.open.own.get(pb.KIND_CONTRIBUTION) if peer.up else None
     if swarm.coordinator_up and own is not None:
         other = pb.Contribution.FromString(own.envelope.body)
         other.loss = 7.0

@@ -11,9 +11,8 @@ from typer.testing import CliRunner
 
 from dilocox.cli.main import app
 from dilocox.node.archiver import ALONE_LOOKS, check_sealing
-from dilocox.node.exchange import Exchange
+from dilocox.node.downloader import Downloader
 from dilocox.node.reader import Nobody, open_archived
-from dilocox.node.starts import Starts
 from dilocox.protocol import limits, round, terms
 from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
 from dilocox.protocol.messages import seal
@@ -28,6 +27,7 @@ from dilocox.transport.data_directory import DataDirectory, format_identity
 from dilocox.transport.handover import read_handover, take_over
 from dilocox.transport.rpc import ChannelPool
 from tests.archived import OWNER, RealTable, archiving, check_whole, real_run
+from tests.exchanges import exchange_of
 from tests.helpers import Table, digest, identity, manifest
 
 NEW = identity(50)
@@ -102,8 +102,8 @@ async def test_who_was_never_here_begins_with_the_state_that_the_owner_named(tmp
     chain, store = ChainFile(tmp_path / "node.db", table.run), BlobStore(tmp_path / "node")
     take_over(tmp_path / "run.chain", chain)
     source = ArchiveSource(ArchivePlace(str(place), None), table.run.run_id)
-    exchange = Exchange(table.run, range(3), store, Nobody(), ChannelPool(), identity(10).peer, archive=source)
-    starts = Starts(table.run, chain, store, exchange)
+    exchange = exchange_of(table.run, Downloader(identity(10).peer, store, Nobody(), ChannelPool(), archive=source))
+    starts = exchange.starts(chain)
     first = starts.candidates([], avoid_boundaries=True)[0]
     assert (first.start.round, first.root) == (5, table.commits[5].body.state)
     start = await starts.complete(first)
@@ -225,9 +225,9 @@ async def test_a_damaged_archive_is_nobody_elses_fault(tmp_path: Path):
     with pytest.raises(RemoteError) as caught:
         await source.fetch(root, store, limits.LEAVES_BYTES)
     assert caught.value.reason == pb.REASON_DIGEST_MISMATCH
-    exchange = Exchange(table.run, range(3), store, Nobody(), ChannelPool(), identity(10).peer, archive=source)
+    downloader = Downloader(identity(10).peer, store, Nobody(), ChannelPool(), archive=source)
     with pytest.raises(RemoteError, match=r"nobody is known to hold it; .* is damaged") as caught:
-        await exchange.fetch(root, [identity(1).peer])
+        await downloader.fetch(root, [identity(1).peer])
     assert caught.value.reason == pb.REASON_UNAVAILABLE
 
 

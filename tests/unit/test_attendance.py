@@ -4,7 +4,6 @@ import asyncio
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -13,6 +12,8 @@ from prometheus_client import CollectorRegistry
 
 from dilocox.node.api.server import add_operator_routes
 from dilocox.node.attendance import PAUSED, Attendance, Wish, wish
+from dilocox.node.changes import Changes
+from dilocox.node.crew import Progress
 from dilocox.protocol import member
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import LocalError
@@ -36,8 +37,10 @@ class Workers:
 
     def __init__(self) -> None:
         self.generations, self.running = 0, False
-        self.progress = SimpleNamespace(tokens_per_second=5.0)
+        self.progress = Progress(tokens_per_second=5.0)
         self._ended = asyncio.Event()
+
+    def chain_grew(self) -> None: ...
 
     async def run(self) -> None:
         self.generations += 1
@@ -59,7 +62,7 @@ class Node:
         self.state = member.start(self.table.run, identity(number).peer, self.table.head, lead=lead)
         self.pause, self.workers = "", Workers()
         self.progress = self.workers.progress
-        self.stepped: Any = lambda state: None
+        self.changes = Changes()
         self._identity: Identity = identity(number)
         self.ready()
 
@@ -68,7 +71,7 @@ class Node:
 
     def feed(self, event: member.Input) -> None:
         self.state, effects = member.step(self.state, event, self.table.now)
-        self.stepped(self.state)
+        self.changes.happened()
         for effect in effects:
             if isinstance(effect, member.Sign):
                 self.say(seal(self._identity, effect.kind, self.table.run.run_id, effect.body))
@@ -84,9 +87,18 @@ class Node:
         self.table.contribute([1, 2]).vote([1, 2])
         self.feed(member.Committed(self.table.commits[-1], self.table.head))
 
+    def pause_until(self, until: str) -> None:
+        self.pause = until
+
     @property
     def status(self) -> Status:
         return status(self.state, Status("training", "on the roster"), self.pause)
+
+
+def attending(node: Node, tasks: Tasks, folder: Path, hours: Hours | None = None, **clock: Any) -> Attendance:
+    attendance = Attendance(node, node.workers, tasks, folder, hours, **clock)
+    tasks.start(attendance.follow(), "attendance")
+    return attendance
 
 
 @pytest.fixture
@@ -105,7 +117,7 @@ def test_what_is_wanted():
 
 async def test_who_pauses_finishes_ends_its_workers_and_comes_back(tmp_path: Path, tasks: Tasks):
     node = Node()
-    attendance = Attendance(node, tasks, tmp_path, None)  # type: ignore[arg-type]
+    attendance = attending(node, tasks, tmp_path)
     await attendance.look()
     tasks.start(attendance.work(), "work")
     await until(lambda: node.workers.running)
@@ -125,17 +137,17 @@ async def test_who_pauses_finishes_ends_its_workers_and_comes_back(tmp_path: Pat
 
 
 async def test_a_pause_lasts_over_a_restart(tmp_path: Path, tasks: Tasks):
-    await Attendance(Node(), tasks, tmp_path, None).pause(True)  # type: ignore[arg-type]
+    await attending(Node(), tasks, tmp_path).pause(True)
     node = Node()
     node.state = member.start(node.table.run, identity(7).peer, node.table.head)
-    await Attendance(node, tasks, tmp_path, None).look()  # type: ignore[arg-type]
+    await attending(node, tasks, tmp_path).look()
     assert node.status.name == "paused"
     assert member.parted(node.state), "it never had a seat, and says nothing"
 
 
 async def test_now_gives_up_the_round(tmp_path: Path, tasks: Tasks):
     node = Node(needed=3)
-    attendance = Attendance(node, tasks, tmp_path, None)  # type: ignore[arg-type]
+    attendance = attending(node, tasks, tmp_path)
     still = "the run needs 3 clusters, and waits until so many are live"
     assert await attendance.pause(True) == f"it pauses now, and gives up round 1; {still}"
     assert node.state.leaving
@@ -143,7 +155,7 @@ async def test_now_gives_up_the_round(tmp_path: Path, tasks: Tasks):
 
 async def test_hours_begin_and_end(tmp_path: Path, tasks: Tasks):
     node, now = Node(), [MIDNIGHT]
-    attendance = Attendance(node, tasks, tmp_path, NIGHT, clock=lambda: now[0])  # type: ignore[arg-type]
+    attendance = attending(node, tasks, tmp_path, NIGHT, clock=lambda: now[0])
     await attendance.look()
     assert node.status.name == "training"
     now[0] = NOON
@@ -163,7 +175,7 @@ async def at_noon(attendance: Attendance, now: list[float]) -> str:
 
 async def test_leaving_ends_the_daemon_when_all_is_said(tmp_path: Path, tasks: Tasks):
     node = Node()
-    attendance = Attendance(node, tasks, tmp_path, None)  # type: ignore[arg-type]
+    attendance = attending(node, tasks, tmp_path)
     ended = asyncio.create_task(tasks.wait())
     assert "leaves when round 1" in await attendance.leave(False)
     assert "takes part again" in await attendance.resume(), "that is taken back, as long as it lasts"
@@ -177,7 +189,7 @@ async def test_leaving_ends_the_daemon_when_all_is_said(tmp_path: Path, tasks: T
 
 async def test_who_leaves_serves_its_work_until_the_round_closes(tmp_path: Path, tasks: Tasks):
     node = Node()
-    attendance = Attendance(node, tasks, tmp_path, None)  # type: ignore[arg-type]
+    attendance = attending(node, tasks, tmp_path)
     ended = asyncio.create_task(tasks.wait())
     mine, others = node.table.contribution(0), [node.table.contribution(number) for number in (1, 2)]
     node.say(mine)
@@ -198,7 +210,7 @@ async def test_who_leaves_serves_its_work_until_the_round_closes(tmp_path: Path,
 
 async def test_a_box_is_paused_by_its_lead(tmp_path: Path, tasks: Tasks):
     node = Node(number=5, lead=identity(0).peer)
-    attendance = Attendance(node, tasks, tmp_path, None)  # type: ignore[arg-type]
+    attendance = attending(node, tasks, tmp_path)
     with pytest.raises(LocalError, match="its lead pauses"):
         await attendance.pause(False)
     await attendance.leave(False)
@@ -210,7 +222,7 @@ async def test_only_the_operator_may_ask(tmp_path: Path, tasks: Tasks):
     key = home.api_key()
     home.close()
     assert (tmp_path / API_KEY).stat().st_mode & 0o077 == 0
-    attendance = Attendance(Node(), tasks, tmp_path, None)  # type: ignore[arg-type]
+    attendance = attending(Node(), tasks, tmp_path)
     app = create_app(CollectorRegistry(), no_status)
     add_operator_routes(app, attendance, key)
     door = Door("127.0.0.1:0")
@@ -230,7 +242,7 @@ async def test_leaving_a_finished_run_ends_the_daemon_though_no_coordinator_answ
 ):
     """It said that it gives up the round after the last, and waited for ever."""
     node = Node()
-    attendance = Attendance(node, tasks, tmp_path, None)  # type: ignore[arg-type]
+    attendance = attending(node, tasks, tmp_path)
     node.state = replace(node.state, head=replace(node.state.head, finished=True))
     said = await attendance.leave(at_once)
     assert "finished" in said

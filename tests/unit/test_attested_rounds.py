@@ -166,6 +166,7 @@ class Desk:
         chain_file = ChainFile(self.folder / "chain.db", RUN)
         clock = lambda: Moment(self.now, int(1000 * self.now))  # noqa: E731
         self.service = CoordinatorService(COORDINATOR, chain_file, pb.Envelope(), appraiser, clock)
+        self.service.resume()
 
     def challenge(self, number: int) -> bytes:
         return self.service.challenge(identity(number).peer)
@@ -197,7 +198,7 @@ def code(judgement: Judgement) -> str:
 
 def test_good_evidence_is_accepted_and_survives_a_restart(desk: Desk):
     judgement = desk.answer(0, desk.evidence(0, desk.challenge(0)))
-    assert (judgement.outcome, judgement.detail) == (Outcome.ACCEPT, "1100")
+    assert (judgement.outcome, judgement.valid_until_ms) == (Outcome.ACCEPT, 1_100_000)
     before = desk.service.state.gathered.attested
     assert before[identity(0).peer].valid_until_ms == 1_100_000
     desk.open()

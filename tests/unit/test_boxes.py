@@ -14,12 +14,15 @@ import pytest
 from dilocox.node.boxes import follower, stream
 from dilocox.node.boxes.follower import Follower
 from dilocox.node.boxes.lead import BoxAdmission, RemoteBox
+from dilocox.node.boxes.lead_line import LeadLine, hello_of
 from dilocox.node.boxes.link import ClusterLink, address_on, exposed, load_or_create_secret, proof
-from dilocox.node.boxes.team import Team
-from dilocox.node.holding import Holding
+from dilocox.node.boxes.team import ClusterSettings, Team
+from dilocox.node.crew import Crew
+from dilocox.node.keeping import Keeping
 from dilocox.node.machine import Machine
 from dilocox.node.memory import fullest_device, host_bytes, lacks, stage_bytes
-from dilocox.node.starts import Starts
+from dilocox.node.relays import Relays
+from dilocox.node.run_context import RunContext
 from dilocox.node.tiling import tile
 from dilocox.node.workers import Launch
 from dilocox.protocol import member
@@ -33,9 +36,10 @@ from dilocox.protocol.pb import boxes_pb2 as boxes
 from dilocox.protocol.pb import boxes_pb2_grpc as rpc
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import worker_pb2 as worker
-from dilocox.protocol.status import Status, status
+from dilocox.protocol.status import status
 from tests.helpers import COORDINATOR, Table, digest, identity, manifest, until
 from tests.peers import Peer, meeting
+from tests.ports import Port
 
 RUN = manifest(training={"microbatches": 4})
 SECRET = bytes(range(32))
@@ -90,33 +94,17 @@ class Cluster:
         self.lead, self.peer = lead, box
         self.pools = Pool(), Pool()
         me = identity(0).peer
-        lead.lead.admission = BoxAdmission(run.run_id, me, SECRET, cuda=False, most=1)
-        starts = [Starts(run, each.chain, each.store, each.exchange) for each in (lead, box)]
-        pool: Any = self.pools[0]
-        self.team = Team(run, me, machine, pool, lead.exchange, starts[0], lead.holding, lead.lead, 1, INTERFACE, patience)
-        self.told: list[Status] = []
-        self.team.tell = self.told.append
-        self.laid: list[tuple[HostRange, ...]] = []
-        self.whole: list[bool] = []
-        self.team.laid, self.team.whole = self.laid.append, self.whole.append
-        self.fed: list[member.Input] = []
-        self.box = Follower(
-            run,
-            identity(1).peer,
-            link_to(lead, run=run),
-            box.channels,
-            box.chain,
-            box.store,
-            box.holding,
-            box.exchange,
-            starts[1],
-            self.pools[1],  # type: ignore[arg-type]
-            Machine(2),
-            INTERFACE,
-            box.tasks,
-            self.fed.append,
-            lambda status: None,
-        )
+        lead.lead.admit(BoxAdmission(run.run_id, me, SECRET, cuda=False, most=1))
+        pools: list[Any] = list(self.pools)
+        self.port, self.box_port = Port(state_of(run, 0)), Port(state_of(run, 1))
+        settings = ClusterSettings(1, INTERFACE, patience)
+        self.team = Team(context_of(lead), self.port, machine, pools[0], lead.own_host, lead.lead, settings)
+        lead.tasks.start(self.team.watch_hosts(), "hosts")
+        link, crew = link_to(lead, run=run), Crew()
+        line = LeadLine(link, box.channels, hello_of(link, identity(1).peer, Machine(2)))
+        starts = box.exchange.starts(box.chain)
+        keeping = Keeping(box.store, box.relay_store, starts, crew.progress, lambda: (), me)
+        self.box = Follower(context_of(box), self.box_port, line, pools[1], box.own_host, keeping, crew, INTERFACE)
         self.following = box.tasks.start(self.box.run(), "box")
 
     async def runs(self) -> "asyncio.Task[None]":
@@ -125,6 +113,19 @@ class Cluster:
         generation = self.lead.tasks.start(self.team.run_generation(), "generation")
         await until(lambda: [len(pool.launches) for pool in self.pools] == [number + 1 for number in before])
         return generation
+
+
+def state_of(run: Manifest, number: int) -> member.MemberState:
+    return member.start(run, identity(number).peer, initial_head(COORDINATOR.peer))
+
+
+def context_of(peer: Peer) -> RunContext:
+    return RunContext(identity(peer.number), peer.chain, peer.store, peer.tasks)
+
+
+def team_of(peer: Peer, machine: Machine, pool: Any) -> Team:
+    """The team of a cluster that is one host."""
+    return Team(context_of(peer), Port(state_of(peer.chain.manifest, 0)), machine, pool, peer.own_host, peer.lead)
 
 
 def link_to(lead: Peer, secret: bytes = SECRET, run: Manifest = RUN) -> ClusterLink:
@@ -155,8 +156,8 @@ async def test_a_generation_spans_the_boxes(cluster: Cluster):
     ours, theirs = (pool.launches[0] for pool in cluster.pools)
     assert (list(ours.ranks), ours.workers, ours.copies, ours.interface) == ([0, 2], 4, 2, INTERFACE)
     assert (list(theirs.ranks), theirs.workers, theirs.copies, theirs.interface) == ([1, 3], 4, 2, INTERFACE)
-    assert cluster.laid == [(HostRange(identity(0).peer, 0, 1), HostRange(identity(1).peer, 1, 1))]
-    assert [cluster.lead.exchange.stages, cluster.peer.exchange.stages] == [frozenset({0}), frozenset({1})]
+    assert cluster.port.laid == [(HostRange(identity(0).peer, 0, 1), HostRange(identity(1).peer, 1, 1))]
+    assert [cluster.lead.exchange.hosted.stages, cluster.peer.exchange.hosted.stages] == [frozenset({0}), frozenset({1})]
     said = [await cluster.team.events.get() for _ in range(4)]
     assert sorted(item[0] for item in said if item) == [0, 1, 2, 3]
     await until(lambda: cluster.team.processor_ticks() == 14)
@@ -174,8 +175,8 @@ async def test_boxes_of_a_looped_pipeline_host_a_stretch_in_every_turn(tmp_path:
         generation = await cluster.runs()
         ours, theirs = (identity(number).peer for number in range(2))
         laid = (HostRange(ours, 0, 2), HostRange(theirs, 2, 1), HostRange(ours, 3, 1), HostRange(theirs, 4, 1))
-        assert cluster.laid == [laid], "in stage order"
-        assert [peer.exchange.stages for peer in peers] == [frozenset({0, 1, 3}), frozenset({2, 4})]
+        assert cluster.port.laid == [laid], "in stage order"
+        assert [peer.exchange.hosted.stages for peer in peers] == [frozenset({0, 1, 3}), frozenset({2, 4})]
         assert f"box {ours} hosts stages 0-1, 3-3" in caplog.text
         assert not cluster.team.regroups()
         cluster.team.end_generation()
@@ -219,24 +220,24 @@ async def test_a_lead_that_closes_ends_its_streams(cluster: Cluster):
     assert not cluster.lead.lead.followers
 
 
-async def test_devices_that_have_nothing_to_do_are_named(two: list[Peer], caplog: pytest.LogCaptureFixture):
+async def test_devices_that_have_nothing_to_do_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     caplog.set_level("INFO")
     run = manifest(model={"stages": 3}, training={"microbatches": 2})
-    pool, peer = Pool(), two[0]
-    starts = Starts(run, peer.chain, peer.store, peer.exchange)
-    team = Team(run, identity(0).peer, Machine(3), pool, peer.exchange, starts, peer.holding, peer.lead)  # type: ignore[arg-type]
-    generation = peer.tasks.start(team.run_generation(), "generation")
-    await until(lambda: pool.launches)
-    assert "2 workers on 3 devices: 1 copy of a pipeline of 2" in caplog.text
-    assert "3 stages and 2 microbatches use 2 of its 3 devices" in caplog.text
-    team.end_generation()
-    await generation
+    async with meeting(tmp_path, run, list(Table(run).genesis().commits)) as (peer,):
+        pool = Pool()
+        team = team_of(peer, Machine(3), pool)
+        generation = peer.tasks.start(team.run_generation(), "generation")
+        await until(lambda: pool.launches)
+        assert "2 workers on 3 devices: 1 copy of a pipeline of 2" in caplog.text
+        assert "3 stages and 2 microbatches use 2 of its 3 devices" in caplog.text
+        team.end_generation()
+        await generation
 
 
 async def test_a_box_that_cannot_be_dialled_has_others_keep_its_stages(tmp_path: Path):
     async with meeting(tmp_path, RUN, *[list(Table(RUN).genesis().train(2).commits)] * 3) as (lead, box, other):
-        arguments = box.store, box.everybody, box.channels, lambda: False, box.service.traffic.upload.spend
-        hidden = replace(box, holding=Holding(identity(1), RUN, box.chain, *arguments, cluster=identity(0).peer))
+        arguments = box.chain, box.store, box.everybody, box.channels, lambda: False
+        hidden = replace(box, relays=Relays(identity(1), *arguments, cluster=identity(0).peer))
         cluster = Cluster(lead, hidden)
         assert cluster.team.serves_its_own()
         generation = await cluster.runs()
@@ -251,7 +252,7 @@ async def test_a_box_that_cannot_be_dialled_has_others_keep_its_stages(tmp_path:
             "and not the lead: its cluster's boxes have one line"
         )
         assert [blob in other.store for blob in (leaves, ours, theirs)] == [False, False, True]
-        lead.holding.dialable = lambda: False
+        lead.relays.dialable = lambda: False
         assert set(await cluster.team.held(leaves, payloads)) == {identity(1).peer, identity(2).peer}
         assert all(blob in other.store for blob in (leaves, ours))
         cluster.team.end_generation()
@@ -260,19 +261,19 @@ async def test_a_box_that_cannot_be_dialled_has_others_keep_its_stages(tmp_path:
 
 async def test_a_box_that_goes_ends_the_generation_and_comes_back(cluster: Cluster):
     generation = await cluster.runs()
-    assert cluster.whole[-1]
+    assert cluster.port.whole[-1]
     cluster.following.cancel()
     await generation
-    assert not cluster.whole[-1]
+    assert not cluster.port.whole[-1]
     assert "went" in cluster.team.box_went, "nothing is wrong with our own workers"
     again = cluster.lead.tasks.start(cluster.team.run_generation(), "generation")
-    await until(lambda: cluster.told)
-    told = status(member.start(RUN, identity(0).peer, initial_head(COORDINATOR.peer)), cluster.told[-1])
+    await until(lambda: cluster.port.shown)
+    told = status(member.start(RUN, identity(0).peer, initial_head(COORDINATOR.peer)), cluster.port.shown[-1])
     assert told.why == "1 of 2 boxes of our cluster are here", "and not that the run waits for clusters"
     cluster.following = cluster.peer.tasks.start(cluster.box.run(), "box")
     await until(lambda: len(cluster.pools[1].launches) == 2)
-    assert cluster.whole[-1]
-    assert len(cluster.laid[-1]) == 2
+    assert cluster.port.whole[-1]
+    assert len(cluster.port.laid[-1]) == 2
     cluster.team.end_generation()
     await again
 
@@ -284,16 +285,16 @@ async def test_who_waits_no_longer_shares_out_the_stages_and_takes_the_box_back(
     await generation
     generation = cluster.lead.tasks.start(cluster.team.run_generation(), "generation")
     await until(lambda: len(cluster.pools[0].launches) == 2)
-    assert cluster.laid[-1] == ()
-    assert cluster.lead.exchange.stages == {0, 1}
-    assert cluster.whole[-1], "nothing is wanting"
+    assert cluster.port.laid[-1] == ()
+    assert cluster.lead.exchange.hosted.stages == {0, 1}
+    assert cluster.port.whole[-1], "nothing is wanting"
     assert not cluster.team.regroups()
     cluster.peer.tasks.start(cluster.box.run(), "box")
     await until(cluster.team.regroups)
     cluster.team.end_generation()
     await generation
     await cluster.runs()
-    assert len(cluster.laid[-1]) == 2
+    assert len(cluster.port.laid[-1]) == 2
 
 
 async def test_a_box_whose_workers_ended_for_want_of_room_waits_for_room(cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
@@ -332,10 +333,9 @@ def test_an_interface_that_the_world_reaches_is_warned_of(address: str, warned: 
 
 async def test_a_box_that_cannot_hold_the_model_says_so_before_anything_starts(two: list[Peer]):
     lead, pool = two[0], Pool()
-    starts = Starts(RUN, lead.chain, lead.store, lead.exchange)
     has = needed(1, 1) - 1
     small = Machine(1, host_bytes=has)
-    team = Team(RUN, identity(0).peer, small, pool, lead.exchange, starts, lead.holding, lead.lead)  # type: ignore[arg-type]
+    team = team_of(lead, small, pool)
     generation = lead.tasks.start(team.run_generation(), "generation")
     await until(lambda: pool.launches or generation.done())
     team.end_generation()
@@ -371,7 +371,7 @@ async def test_a_box_that_stays_away_is_waited_for_where_the_others_have_no_room
     cluster.following.cancel()
     await generation
     generation = cluster.lead.tasks.start(cluster.team.run_generation(), "generation")
-    await until(lambda: any("does not fit" in told.why for told in cluster.told))
+    await until(lambda: any(told and "does not fit" in told.why for told in cluster.port.shown))
     assert len(cluster.pools[0].launches) == 1
     cluster.peer.tasks.start(cluster.box.run(), "box")
     await until(lambda: len(cluster.pools[1].launches) == 2)
@@ -398,7 +398,7 @@ async def test_a_box_that_comes_back_with_less_memory_is_done_without(two: list[
 
     for launches in (2, 3):  # also after a generation that came to nothing
         generation = await begun(launches)
-        assert cluster.laid[-1] == ()
+        assert cluster.port.laid[-1] == ()
         assert len(cluster.pools[1].launches) == 1
         cluster.team.end_generation()
         await generation
@@ -407,7 +407,7 @@ async def test_a_box_that_comes_back_with_less_memory_is_done_without(two: list[
 async def test_a_box_that_says_nothing_is_gone(two: list[Peer], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(stream, "SILENT_LOOKS", 2)
     lead, box = two
-    lead.lead.admission = BoxAdmission(RUN.run_id, identity(0).peer, SECRET, cuda=False, most=1)
+    lead.lead.admit(BoxAdmission(RUN.run_id, identity(0).peer, SECRET, cuda=False, most=1))
     stub: Any = rpc.LeadStub(box.channels.channel(lead.record))
     shown = proof(SECRET, RUN.run_id, identity(0).peer, identity(1).peer)
 
@@ -439,8 +439,8 @@ async def test_every_box_judges_and_one_refusal_refuses(cluster: Cluster, monkey
     contribution = table.contribution(2)
     await cluster.runs()
     for ours, theirs in ((ACCEPTED, ACCEPTED), (ACCEPTED, (pb.REASON_NORM_MISMATCH, 1)), ((pb.REASON_WRONG_BASE, 0), ACCEPTED)):
-        monkeypatch.setattr(cluster.lead.exchange, "judge", judging(ours))
-        monkeypatch.setattr(cluster.peer.exchange, "judge", judging(theirs))
+        monkeypatch.setattr(cluster.lead.exchange.checker, "judge", judging(ours))
+        monkeypatch.setattr(cluster.peer.exchange.checker, "judge", judging(theirs))
         verdict = await cluster.team.judge(contribution, b"base", 4)
         assert verdict == next((each for each in (ours, theirs) if each[0]), ACCEPTED)
     assert set(asked) == {(b"base", 4)}
@@ -457,8 +457,8 @@ async def test_a_verdict_waits_for_a_box_that_is_away(cluster: Cluster, monkeypa
     async def refuse(*_: Any) -> member.Verdict:
         return pb.REASON_NORM_MISMATCH, 1
 
-    monkeypatch.setattr(cluster.lead.exchange, "judge", accept)
-    monkeypatch.setattr(cluster.peer.exchange, "judge", refuse)
+    monkeypatch.setattr(cluster.lead.exchange.checker, "judge", accept)
+    monkeypatch.setattr(cluster.peer.exchange.checker, "judge", refuse)
     generation = await cluster.runs()
     cluster.following.cancel()
     await generation
@@ -481,8 +481,8 @@ async def test_what_nobody_waits_for_any_more_is_dropped_on_the_box(cluster: Clu
             seen.append("ended")
         raise AssertionError
 
-    monkeypatch.setattr(cluster.lead.exchange, "judge", judge)
-    monkeypatch.setattr(cluster.peer.exchange, "judge", judge)
+    monkeypatch.setattr(cluster.lead.exchange.checker, "judge", judge)
+    monkeypatch.setattr(cluster.peer.exchange.checker, "judge", judge)
     await cluster.runs()
     verdict = asyncio.create_task(cluster.team.judge(Table(RUN).genesis().contribution(2), b"base", 4))
     await until(lambda: seen == ["begun"] * 2)
@@ -518,8 +518,8 @@ async def test_what_was_asked_before_a_stream_broke_does_not_keep_what_is_asked_
         raise AssertionError
 
     monkeypatch.setattr(RemoteBox, "ask", ask)
-    monkeypatch.setattr(cluster.lead.exchange, "judge", wait)
-    monkeypatch.setattr(cluster.peer.exchange, "judge", judge)
+    monkeypatch.setattr(cluster.lead.exchange.checker, "judge", wait)
+    monkeypatch.setattr(cluster.peer.exchange.checker, "judge", judge)
     await cluster.runs()
     verdict = asyncio.create_task(cluster.team.judge(Table(RUN).genesis().contribution(2), b"base", 4))
     await until(lambda: seen == ["begun"])
@@ -539,11 +539,11 @@ async def test_what_is_judged_while_the_stages_move_is_judged_where_they_are(two
     asked: list[frozenset[int]] = []
 
     async def judge(*_: Any) -> member.Verdict:
-        asked.append(two[0].exchange.stages)
+        asked.append(two[0].exchange.hosted.stages)
         return ACCEPTED
 
     cluster = Cluster(two[0], two[1], patience=0.0)
-    monkeypatch.setattr(two[0].exchange, "judge", judge)
+    monkeypatch.setattr(two[0].exchange.checker, "judge", judge)
     generation = await cluster.runs()
     cluster.following.cancel()
     await generation
@@ -567,7 +567,7 @@ async def test_who_shares_out_in_vain_waits_for_all_again(two: list[Peer]):
     await generation
     assert not cluster.team.box_went, "it was our own workers"
     generation = cluster.lead.tasks.start(cluster.team.run_generation(), "generation")
-    await until(lambda: not cluster.whole[-1])
+    await until(lambda: not cluster.port.whole[-1])
     cluster.peer.tasks.start(cluster.box.run(), "box")
     await until(lambda: len(cluster.pools[1].launches) == 2)
     cluster.team.end_generation()
@@ -577,15 +577,15 @@ async def test_who_shares_out_in_vain_waits_for_all_again(two: list[Peer]):
 async def test_a_failure_on_another_box_is_not_ours(cluster: Cluster):
     generation = await cluster.runs()
     cluster.pools[1].say(1, failed="its disk is full")
-    await until(lambda: cluster.team.box_went)
-    assert "its disk is full" in cluster.team.box_went
+    await until(lambda: cluster.lead.lead.heard.failure)
     cluster.team.end_generation()
     await generation
+    assert "its disk is full" in cluster.team.box_went
 
 
 async def test_strangers_who_do_not_say_who_they_are_are_few(two: list[Peer]):
     lead, stranger = two
-    lead.lead.admission = BoxAdmission(RUN.run_id, identity(0).peer, SECRET, cuda=False, most=1)
+    lead.lead.admit(BoxAdmission(RUN.run_id, identity(0).peer, SECRET, cuda=False, most=1))
     stub: Any = rpc.LeadStub(stranger.channels.channel(lead.record))
 
     async def mute() -> AsyncIterator[boxes.BoxEvent]:
@@ -624,15 +624,15 @@ async def test_every_box_has_what_a_commit_counts_before_it_is_applied(cluster: 
     async def lack(_: Any) -> worker.Apply:
         raise RemoteError(pb.REASON_UNAVAILABLE, "nobody serves stage 1")
 
-    monkeypatch.setattr(cluster.lead.exchange, "take", take)
-    monkeypatch.setattr(cluster.peer.exchange, "take", lack)
+    monkeypatch.setattr(cluster.lead.exchange.applies, "take", take)
+    monkeypatch.setattr(cluster.peer.exchange.applies, "take", lack)
     await cluster.runs()
     with pytest.raises(RemoteError, match="nobody serves stage 1"):
         await cluster.team.take(commit)
-    monkeypatch.setattr(cluster.peer.exchange, "take", take)
+    monkeypatch.setattr(cluster.peer.exchange.applies, "take", take)
     assert await cluster.team.take(commit) == apply
     start = worker.Start(origin=worker.Start.ORIGIN_BOUNDARY, round=2, boundary=1, replays=1)
-    starts = Starts(RUN, cluster.lead.chain, cluster.lead.store, cluster.lead.exchange)
+    starts = cluster.lead.exchange.starts(cluster.lead.chain)
     await starts.with_commits(start)
     assert start.opening_commit == cluster.lead.chain.raw(1)
     assert start.boundary_commit.takes
@@ -658,14 +658,14 @@ async def test_a_box_is_told_the_state_the_step_and_what_to_agree_to(cluster: Cl
     assert cluster.box.progress.step == 9
     state = member.start(RUN, identity(0).peer, Table(RUN).head)
     state, _ = member.step(state, member.StateReady(0, b"r" * 32, None), 0)
-    state, (sign,) = member.step(state, member.Laid(cluster.laid[-1]), 0)
+    state, (sign,) = member.step(state, member.Laid(cluster.port.laid[-1]), 0)
     assert isinstance(sign, member.Sign)
     state, _ = member.step(state, member.Signed(seal(identity(0), sign.kind, RUN.run_id, sign.body)), 0)
     cluster.team.consent(state)
     cluster.team.consent(state)
     cluster.team.step(worker.Step(round=3, step=10, loss=2.5, seconds=0.1, tokens=10))
     await until(lambda: cluster.box.progress.step == 10)
-    (asked,) = cluster.fed
+    (asked,) = cluster.box_port.fed
     assert isinstance(asked, member.Asked)
     assert asked.claim == member.consent(state)
 
@@ -684,7 +684,7 @@ async def test_a_box_s_workers_reach_the_first_one_through_the_daemons(cluster: 
     port = cluster.pools[1].launches[0].store_port
     assert cluster.pools[0].launches[0].store is not None
     server = await asyncio.start_server(echo, "127.0.0.1", 0)
-    cluster.lead.lead.store_port = server.sockets[0].getsockname()[1]
+    cluster.lead.lead.meet_at(server.sockets[0].getsockname()[1])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"hello")
     assert await reader.readexactly(5) == b"HELLO"
@@ -725,10 +725,10 @@ async def test_who_is_not_of_the_cluster_is_refused(two: list[Peer], changes: di
     shown = proof(SECRET, RUN.run_id, identity(0).peer, identity(1).peer)
     hello = boxes.BoxHello(**{"proof": shown, "devices": 2, **changes})
     assert "leads no cluster" in await refusal(stub.Follow, boxes.BoxEvent(hello=hello))
-    lead.lead.admission = BoxAdmission(RUN.run_id, identity(0).peer, SECRET, cuda=False, most=1)
+    lead.lead.admit(BoxAdmission(RUN.run_id, identity(0).peer, SECRET, cuda=False, most=1))
     assert why in await refusal(stub.Follow, boxes.BoxEvent(hello=hello))
     assert not lead.lead.followers
-    lead.lead.store_port = 1
+    lead.lead.meet_at(1)
     assert "no generation of ours" in await refusal(stub.Meet, boxes.Bytes())
 
 

@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from dilocox.node.exchange import Exchange
+from dilocox.node.downloader import Downloader
 from dilocox.protocol import limits
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.messages import seal
@@ -25,7 +25,7 @@ from dilocox.transport.callers import HEADER, Callers
 from dilocox.transport.rates import Rates
 from dilocox.transport.rpc import ChannelPool, fetch_blob
 from dilocox.transport.traffic import Limit
-from tests.helpers import digest, identity, manifest, until
+from tests.helpers import digest, identity, serve_also, until
 from tests.unit.test_transport import RUN_ID, Served, serving
 
 MEMBER, MALLORY = identity(1), identity(2)
@@ -97,7 +97,7 @@ async def test_idle_streams_of_strangers_stop_no_member(who, tmp_path: Path):
     source = BlobStore(tmp_path / "source")
     blob = source.put(FRAMES)
     served = serving(tmp_path / "peer", source)
-    served.service.is_member = lambda peer: peer == MEMBER.peer
+    serve_also(served.service, is_member=lambda peer: peer == MEMBER.peer)
     async with AsyncExitStack() as closing, served as record, asyncio.timeout(PATIENCE_SECONDS):
         strangers = [ChannelPool(who, RUN_ID) for _ in range(48)]
         member = ChannelPool(MEMBER, RUN_ID)
@@ -117,7 +117,7 @@ async def test_idle_streams_of_a_member_stop_only_itself(tmp_path: Path, monkeyp
     source = BlobStore(tmp_path / "source")
     blob = source.put(FRAMES)
     served = serving(tmp_path / "peer", source)
-    served.service.is_member = lambda peer: True
+    serve_also(served.service, is_member=lambda peer: True)
     async with AsyncExitStack() as closing, served as record, asyncio.timeout(PATIENCE_SECONDS):
         greedy, member = ChannelPool(MALLORY, RUN_ID), ChannelPool(MEMBER, RUN_ID)
         for pool in (greedy, member):
@@ -325,16 +325,16 @@ class At:
 
 
 async def test_a_download_ends_when_nobody_wants_it_any_more_and_not_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("dilocox.node.exchange.LINGER_SECONDS", 0.0)
+    monkeypatch.setattr("dilocox.node.downloader.LINGER_SECONDS", 0.0)
     source = BlobStore(tmp_path / "source")
     blob = source.put([os.urandom(10_000)])
     trickle = Trickle(source)  # type: ignore[abstract]
     async with Served(tmp_path / "peer", trickle) as record, asyncio.timeout(PATIENCE_SECONDS):
         pool = ChannelPool()
         target = BlobStore(tmp_path / "target")
-        exchange = Exchange(manifest(), range(2), target, At(record), pool, identity(9).peer)
-        first, second = (asyncio.create_task(exchange.fetch(blob, [MEMBER.peer])) for _ in range(2))
-        while not exchange.statistics().wanted:
+        downloader = Downloader(identity(9).peer, target, At(record), pool)
+        first, second = (asyncio.create_task(downloader.fetch(blob, [MEMBER.peer])) for _ in range(2))
+        while not downloader.statistics().wanted:
             await asyncio.sleep(0.01)
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
@@ -343,11 +343,11 @@ async def test_a_download_ends_when_nobody_wants_it_any_more_and_not_before(tmp_
         assert not trickle.cancelled.is_set()
         second.cancel()
         await trickle.cancelled.wait()
-        while exchange.statistics().wanted:
+        while downloader.statistics().wanted:
             await asyncio.sleep(0.01)
         async with serving(tmp_path / "whole", source) as whole:  # and can be had again
-            exchange = Exchange(manifest(), range(2), target, At(whole), pool, identity(9).peer)
-            await exchange.fetch(blob, [MEMBER.peer])
+            downloader = Downloader(identity(9).peer, target, At(whole), pool)
+            await downloader.fetch(blob, [MEMBER.peer])
         assert target.verify(blob)
         await pool.close()
 
@@ -357,13 +357,13 @@ async def test_fetch_blob_larger_than_announced_is_rejected_before_its_bytes(tmp
     blob = source.put([os.urandom(1001)])
     async with serving(tmp_path / "peer", source) as record:
         pool = ChannelPool()
-        exchange = Exchange(manifest(), range(2), target, At(record), pool, identity(9).peer)
+        downloader = Downloader(identity(9).peer, target, At(record), pool)
         with pytest.raises(RemoteError) as rejected:
-            await exchange.fetch(blob, [MEMBER.peer], max_size=1000)
+            await downloader.fetch(blob, [MEMBER.peer], max_size=1000)
         assert rejected.value.reason == pb.REASON_OVERSIZE
-        assert exchange.statistics().bytes_received == 0
+        assert downloader.statistics().bytes_received == 0
         assert blob not in target
-        await exchange.fetch(blob, [MEMBER.peer], max_size=1001)
+        await downloader.fetch(blob, [MEMBER.peer], max_size=1001)
         assert blob in target
         await pool.close()
 
@@ -384,7 +384,7 @@ async def test_what_is_not_public_is_served_to_who_may_read(tmp_path: Path):
     source = BlobStore(tmp_path / "source")
     blob = source.put(FRAMES)
     served = serving(tmp_path / "peer", source)
-    served.service.may_read = lambda peer: peer == MEMBER.peer
+    serve_also(served.service, may_read=lambda peer: peer == MEMBER.peer)
     async with AsyncExitStack() as closing, served as record, asyncio.timeout(PATIENCE_SECONDS):
         pools = [ChannelPool(MEMBER, RUN_ID), ChannelPool(MALLORY, RUN_ID), ChannelPool()]
         for pool in pools:
@@ -393,5 +393,5 @@ async def test_what_is_not_public_is_served_to_who_may_read(tmp_path: Path):
         for pool in pools[1:]:
             with pytest.raises(RemoteError, match="permission_denied"):
                 await fetch_blob(pool.channel(record), BlobStore(tmp_path / "other"), blob)
-        served.service.is_member = lambda peer: peer == MALLORY.peer
+        serve_also(served.service, is_member=lambda peer: peer == MALLORY.peer)
         await fetch_blob(pools[1].channel(record), BlobStore(tmp_path / "other"), blob)

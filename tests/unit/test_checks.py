@@ -110,7 +110,7 @@ class Toy(Check):
         return "ready" in state.checks.get("toy", ())
 
     def rejects(self, state: member.MemberState) -> Mapping[bytes, member.Verdict]:
-        return {digest: (pb.REASON_HARMS, 0) for digest, each in state.seen.items() if each.peer == NAMES[1]}
+        return {digest: (pb.REASON_HARMS, 0) for digest, each in state.open.seen.items() if each.peer == NAMES[1]}
 
 
 TOY = Toy()

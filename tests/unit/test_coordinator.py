@@ -2,7 +2,7 @@
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 
 from dilocox.coordinator import service
 from dilocox.coordinator.log import InputLog
-from dilocox.coordinator.service import CoordinatorService
+from dilocox.coordinator.service import Contacts, CoordinatorService
 from dilocox.node.attest.verify import appraise
 from dilocox.node.check_link import rounds_trained
 from dilocox.protocol import limits, round
@@ -42,6 +42,8 @@ class Desk(Table):
         self.serials: dict[int, int] = {}
         self.sequences: dict[int, int] = {}
         self.streams: dict[int, AsyncGenerator[services.WatchEvent]] = {}
+        self.contacts: Contacts | None = None
+        self.events: EventLog | None = None
         self.open()
 
     def open(self) -> None:
@@ -49,7 +51,20 @@ class Desk(Table):
         chain = ChainFile(self.folder / "chain.db", self.run)
         self.streams = {}
         clock = lambda: Moment(self.now, int(1000 * (self.wall + self.now)))  # noqa: E731
-        self.service = CoordinatorService(COORDINATOR, chain, pb.Envelope(), appraise, clock)
+        parts = {"contacts": self.contacts, "events": self.events}
+        self.service = CoordinatorService(COORDINATOR, chain, pb.Envelope(), appraise, clock, **parts)  # type: ignore[arg-type]
+        self.service.resume()
+
+    def meet(self, callers: Any = None, directory: Any = None) -> None:
+        """Start again, with these."""
+        self.contacts = Contacts(callers, directory or Records())
+        self.open()
+
+    def keep_events(self) -> EventLog:
+        """Start again, with a log of what happens."""
+        self.events = EventLog(self.folder / "events.db")
+        self.open()
+        return self.events
 
     @property
     def state(self):
@@ -106,29 +121,42 @@ def desk(tmp_path: Path) -> Desk:
     return Desk(tmp_path)
 
 
+class Records:
+    """A directory that notes what it is told."""
+
+    def __init__(self) -> None:
+        self.known: list[tuple[str, ...]] = []
+        self.learned: list[Statement[pb.PeerRecord]] = []
+
+    def know(self, peers: Sequence[str]) -> None:
+        self.known.append(tuple(peers))
+
+    def learn(self, record: Statement[pb.PeerRecord]) -> None:
+        self.learned.append(record)
+
+
 async def test_a_coordinator_keeps_what_happened_over_a_restart_in_the_middle_of_a_round(desk: Desk):
-    desk.service.events = EventLog(desk.folder / "events.db")
+    events = desk.keep_events()
     await desk.begin()
     desk.now += 3.0
     await desk.say(desk.contribution(0))
-    desk.service.events.close()
+    events.close()
     desk.now += 1.0
-    desk.open()
-    desk.service.events = EventLog(desk.folder / "events.db")
+    events = desk.keep_events()
     await desk.hear(0, 1, 2)
     desk.now += 3.0
     for number in (1, 2):
         await desk.say(desk.contribution(number))
     for receipt in [desk.receipt(number) for number in range(3)]:
         await desk.say(receipt)
-    desk.service.events.flush()
-    kinds = [each.kind for each in desk.service.events.read(0)]
+    events.flush()
+    kinds = [each.kind for each in events.read(0)]
     assert kinds[:5] == ["claimed", "claimed", "claimed", "round-closed", "roster-changed"]
     assert kinds[-2:] == ["ballot-opened", "round-closed"]
-    (ballot,) = [each.body for each in desk.service.events.read(0, 1) if each.kind == "ballot-opened"]
+    (ballot,) = [each.body for each in events.read(0, 1) if each.kind == "ballot-opened"]
     came = {each["cluster"]: each["seconds"] for each in ballot["last"]}
     assert came == {identity(0).peer: 3.0, identity(1).peer: 7.0, identity(2).peer: 7.0}
-    desk.service.events.close()
+    events.close()
 
 
 async def test_a_restart_at_any_instant_continues_the_same_chain(desk: Desk):
@@ -628,8 +656,9 @@ def record(number: int, sequence: int, address: str = "192.0.2.1:1") -> Statemen
 
 
 async def test_submitted_record_is_learned_only_where_it_is_accepted(desk: Desk):
-    learned: list[Statement[pb.PeerRecord]] = []
-    desk.service.learn = learned.append
+    records = Records()
+    desk.meet(directory=records)
+    learned = records.learned
     await desk.begin()
 
     async def outcome(statement: Statement[pb.PeerRecord]) -> Outcome:
@@ -647,8 +676,9 @@ async def test_submitted_record_is_learned_only_where_it_is_accepted(desk: Desk)
 
 
 async def test_the_coordinator_passes_on_how_its_members_are_dialled(desk: Desk, monkeypatch: pytest.MonkeyPatch):
-    known: list[tuple[str, ...]] = []
-    desk.service.know = lambda peers: known.append(tuple(peers))
+    records = Records()
+    desk.meet(directory=records)
+    known = records.known
 
     async def told(*statements: Statement[pb.PeerRecord]) -> list[pb.Envelope]:
         """Of these, what a watcher is sent."""
@@ -685,7 +715,7 @@ async def test_the_coordinator_passes_on_how_its_members_are_dialled(desk: Desk,
 async def test_the_server_knows_its_callers(desk: Desk, tmp_path: Path):
     """Over real connections."""
     certificate = tls.load_or_create(tmp_path)
-    desk.service.callers = Callers(RUN.run_id, certificate.certificate_der)
+    desk.meet(Callers(RUN.run_id, certificate.certificate_der))
     server, port = await create_server("127.0.0.1:0", certificate)
     rpc.add_CoordinatorServicer_to_server(desk.service, server)
     await server.start()
@@ -724,6 +754,7 @@ async def test_a_run_that_is_not_public_is_followed_by_who_is_admitted_only(tmp_
     admitted = [identity(number).peer for number in (0, 1)]
     run = manifest(admission={"policy": "allow-list", "allow": admitted}, run={"relays": [identity(5).peer]})
     service = CoordinatorService(COORDINATOR, ChainFile(tmp_path / "chain.db", run), pb.Envelope(), appraise)
+    service.resume()
     for peer, may in ((admitted[0], True), (identity(5).peer, True), (identity(7).peer, False), ("", False)):
         stream = service.follow(services.WatchRequest(), peer, "here")
         if may:
@@ -832,8 +863,9 @@ class Call:
 
 
 async def test_contribution_that_was_answered_survives_a_crash(desk: Desk):
+    call = Call(0)
+    desk.meet(call)
     await desk.begin()
-    desk.service.callers = call = Call(0)  # type: ignore[assignment]
     statement = desk.contribution(0)
     answer = opened(await desk.service.Submit(statement.envelope, call))  # type: ignore[arg-type]
     assert answer.outcome == pb.OUTCOME_ACCEPT

@@ -33,7 +33,8 @@ def ready(round: int, stages: list[int], loss: float | None = None) -> pb.Ready:
 
 
 def test_a_phase_is_told_when_every_rank_has_told_it_in_stage_order():
-    crew = Crew(lambda: 2)
+    crew = Crew()
+    crew.expect(2)
     assert crew.phase(1, boundary(3, part(2, norm=4.0), part(3, norm=0.0))) is None
     assert crew.phase(1, boundary(4, part(2), part(3))) is None  # a rank may be a phase ahead
     phase = crew.phase(0, boundary(3, part(0, norm=3.0), part(1, norm=0.0)))
@@ -47,7 +48,8 @@ def test_a_phase_is_told_when_every_rank_has_told_it_in_stage_order():
 
 
 def test_a_rank_that_says_it_twice_does_not_speak_for_another():
-    crew = Crew(lambda: 2)
+    crew = Crew()
+    crew.expect(2)
     assert crew.phase(0, boundary(3, part(0))) is None
     assert crew.phase(0, boundary(3, part(0))) is None
     assert crew.ready(1, ready(4, [1])) is None
@@ -55,7 +57,8 @@ def test_a_rank_that_says_it_twice_does_not_speak_for_another():
 
 
 def test_what_workers_do_before_their_first_step_is_said_by_step():
-    crew = Crew(lambda: 2)
+    crew = Crew()
+    crew.expect(2)
 
     def says() -> str | None:
         status = crew.status()
@@ -83,7 +86,8 @@ def test_what_workers_do_before_their_first_step_is_said_by_step():
 
 
 def test_copies_that_follow_have_nothing_to_tell():
-    crew = Crew(lambda: 4)
+    crew = Crew()
+    crew.expect(4)
     for rank in range(4):
         assert crew.hello(rank, pb.Hello(rank=rank, stages=[rank % 2], copy=rank // 2)) == (rank == 3)
     assert crew.ready(0, ready(4, [0])) is None
@@ -96,7 +100,8 @@ def test_copies_that_follow_have_nothing_to_tell():
 
 
 def test_a_state_is_told_with_the_loss_of_whoever_measured_it():
-    crew = Crew(lambda: 2)
+    crew = Crew()
+    crew.expect(2)
     assert crew.ready(1, ready(4, [1], loss=2.5)) is None
     told = crew.ready(0, ready(4, [0]))
     assert told is not None
@@ -105,14 +110,16 @@ def test_a_state_is_told_with_the_loss_of_whoever_measured_it():
 
 
 def test_a_replay_is_told_when_every_rank_has_replayed():
-    crew = Crew(lambda: 2)
+    crew = Crew()
+    crew.expect(2)
     results = [pb.Rechecked(round=4, states=[pb.StageState(stage=stage, digest=digest(stage))]) for stage in (0, 1)]
     assert crew.rechecked(0, results[0]) is None
     assert crew.rechecked(1, results[1]) == {0: digest(0), 1: digest(1)}
 
 
 def test_a_new_generation_forgets_what_the_old_one_half_said():
-    crew = Crew(lambda: 2)
+    crew = Crew()
+    crew.expect(2)
     assert not crew.hello(0, pb.Hello(rank=0))
     crew.phase(0, boundary(3, part(0)))
     crew.begin()
@@ -125,7 +132,8 @@ def test_a_new_generation_forgets_what_the_old_one_half_said():
 @pytest.mark.parametrize("step_seconds", [0.01, 5.0])
 def test_stuck_is_silence_much_longer_than_a_step(step_seconds: float):
     clock = Clock()
-    crew = Crew(lambda: 1, clock)
+    crew = Crew(clock)
+    crew.expect(1)
     patience = max(STUCK_SECONDS, STUCK_STEPS * step_seconds)
     for seconds in (step_seconds, 1000 * step_seconds, step_seconds):  # one while the machine slept
         crew.step(pb.Step(round=1, step=1, seconds=seconds, tokens=8, loss=3.0))
@@ -142,7 +150,8 @@ def test_stuck_is_silence_much_longer_than_a_step(step_seconds: float):
 
 def test_before_the_first_step_who_computes_goes_on_and_who_waits_for_us_may():
     clock = Clock()
-    crew = Crew(lambda: 2, clock)
+    crew = Crew(clock)
+    crew.expect(2)
 
     def later(ticks: int) -> bool:
         clock.now += STUCK_SECONDS

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dilocox.node.exchange import Exchange
+from dilocox.node.downloader import Downloader
 from dilocox.protocol import chain, limits, tree
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.data_root import commit_tree, work_root
@@ -17,6 +17,7 @@ from dilocox.protocol.payload import owner_of
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.rpc import ChannelPool
+from tests.exchanges import exchange_of
 from tests.helpers import COORDINATOR, Table, digest, identity, manifest
 
 RUN = manifest(availability={})
@@ -104,7 +105,8 @@ class Announced:
         )
         self.statement = seal(identity(1), pb.KIND_CONTRIBUTION, RUN.run_id, body)
         stages = range(RUN.model.stages)
-        self.exchange = Exchange(RUN, stages, store, None, ChannelPool(), "me", roster=lambda: ROSTER)  # type: ignore[arg-type]
+        downloader = Downloader("me", store, None, ChannelPool())  # type: ignore[arg-type]
+        self.exchange = exchange_of(RUN, downloader, stages, lambda: ROSTER)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +120,7 @@ class Announced:
 )
 async def test_a_voter_makes_the_shares_and_refuses_who_announces_others(tmp_path: Path, lie: str, verdict: tuple[int, int]):
     announced = Announced(tmp_path, lie)
-    assert await announced.exchange.judge(announced.statement, digest("base"), RUN.compression.keep) == verdict
+    assert await announced.exchange.checker.judge(announced.statement, digest("base"), RUN.compression.keep) == verdict
 
 
 async def test_what_a_worker_made_gets_the_roots_that_voters_ask_for(tmp_path: Path):
@@ -132,8 +134,8 @@ async def test_what_a_worker_made_gets_the_roots_that_voters_ask_for(tmp_path: P
     leaves = read_leaves(RUN, store.read(said.leaves))
     payloads = [worker.StagePayload(stage=leaf.stage, digest=leaf.digest, size=leaf.size, norms=leaf.norms) for leaf in leaves]
     bare = worker.Boundary(round=1, payloads=payloads)
-    rooted = honest.exchange.with_roots(bare)
+    rooted = honest.exchange.roots.added(bare)
     phase = Phase(rooted, list(rooted.payloads), [])
     assert store.put([canonical(phase.leaves)]) == said.leaves
-    assert honest.exchange.work_root(said.leaves, phase.leaves.leaves) == said.shares
+    assert honest.exchange.roots.of_work(said.leaves, phase.leaves.leaves) == said.shares
     assert phase.work == Phase(bare, payloads, []).work == Phase(bare, payloads, []).leaves

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dilocox.node.exchange import Exchange
+from dilocox.node.downloader import Downloader
 from dilocox.protocol import limits
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.head import Cluster, HostRange
@@ -18,6 +18,7 @@ from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.tensors import stage_tensors
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.rpc import ChannelPool
+from tests.exchanges import exchange_of
 from tests.helpers import digest, identity, manifest
 
 RUN = manifest()
@@ -101,10 +102,11 @@ async def test_a_contribution_is_judged_before_its_payloads_are_fetched(
     tmp_path: Path, base: str, changes: dict[str, int], reason: pb.Reason
 ):
     store = BlobStore(tmp_path)
-    exchange = Exchange(RUN, range(RUN.model.stages), store, Nobody(), ChannelPool(), identity(1).peer)
+    exchange = exchange_of(RUN, Downloader(identity(1).peer, store, Nobody(), ChannelPool()))
     statement = seal(identity(2), pb.KIND_CONTRIBUTION, RUN.run_id, announced(store, good(), **changes))
-    assert (await exchange.judge(statement, digest(base), RUN.compression.keep))[0] == reason
-    assert exchange.statistics().fetches == exchange.statistics().failures == 0
+    assert (await exchange.checker.judge(statement, digest(base), RUN.compression.keep))[0] == reason
+    statistics = exchange.downloader.statistics()
+    assert statistics.fetches == statistics.failures == 0
 
 
 @pytest.mark.parametrize(
@@ -117,9 +119,9 @@ async def test_judge_tensor_above_largest_rms_is_rejected(tmp_path: Path, above:
     norms = bytearray(leaves.leaves[1].norms)
     norms[0] = norm_code(largest_norm(RUN, spec)) + TOLERANCE + above
     leaves.leaves[1].norms = bytes(norms)
-    exchange = Exchange(RUN, (), store, Nobody(), ChannelPool(), identity(1).peer)
+    exchange = exchange_of(RUN, Downloader(identity(1).peer, store, Nobody(), ChannelPool()), ())
     statement = seal(identity(2), pb.KIND_CONTRIBUTION, RUN.run_id, announced(store, leaves))
-    assert await exchange.judge(statement, digest("base"), RUN.compression.keep) == verdict
+    assert await exchange.checker.judge(statement, digest("base"), RUN.compression.keep) == verdict
 
 
 class Asked:
@@ -142,9 +144,9 @@ async def test_a_cluster_of_many_boxes_is_asked_no_sooner_than_one_of_one(tmp_pa
     hosts = tuple(HostRange(peer, 0, 2, copy) for copy, peer in enumerate([lead, *boxes]))
     roster = {lead: Cluster(lead, hosts, 1), **{peer: Cluster(peer, (HostRange(peer, 0, 2),), 1) for peer in others}}
     asked: list[str] = []
-    exchange = Exchange(RUN, range(2), BlobStore(tmp_path), Asked(asked), ChannelPool(), "me", roster=lambda: roster)
+    downloader = Downloader("me", BlobStore(tmp_path), Asked(asked), ChannelPool(), lambda: roster)
     with pytest.raises(RemoteError):
-        await exchange.fetch(bytes(32), [lead, *others], stage=1)
+        await downloader.fetch(bytes(32), [lead, *others], stage=1)
     assert set(others) < set(asked[:3])
     assert sorted(asked) == sorted([lead, *boxes, *others]), "each is asked in the end"
 
@@ -153,8 +155,8 @@ async def test_of_a_cluster_the_box_that_hosts_a_stage_is_asked_first_and_its_le
     lead, box = identity(0).peer, identity(1).peer
     roster = {lead: Cluster(lead, (HostRange(lead, 0, 1), HostRange(box, 1, 1)), 1)}
     asked: list[str] = []
-    exchange = Exchange(RUN, range(2), BlobStore(tmp_path), Asked(asked), ChannelPool(), "me", roster=lambda: roster)
+    downloader = Downloader("me", BlobStore(tmp_path), Asked(asked), ChannelPool(), lambda: roster)
     for stage in (0, 1, None):
         with pytest.raises(RemoteError):
-            await exchange.fetch(bytes(32), [lead], stage=stage)
+            await downloader.fetch(bytes(32), [lead], stage=stage)
     assert asked == [lead, box, box, lead, lead, box]

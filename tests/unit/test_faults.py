@@ -335,7 +335,7 @@ def test_a_refusal_stays_in_sight():
     state = sign(table, *member.step(state, member.StateReady(1, table.state_root(), None), table.now))
     (claim,) = member.offers(state)
     judgement = table.submit(claim)
-    state, _ = member.step(state, member.Answered(claim, *judgement), table.now)
+    state, _ = member.step(state, member.Answered(claim, *judgement[:3]), table.now)
     for told in (Status("training", "on the roster"), Status("waiting", "commit 1 is on its way")):
         assert status(state, told).name == "refused"
         assert "allow-list" in status(state, told).why

@@ -20,11 +20,10 @@ import pytest
 import torch
 
 from dilocox.cli import main as cli
-from dilocox.node.exchange import Exchange
+from dilocox.node.downloader import Downloader
 from dilocox.node.outer import checkpoint
 from dilocox.node.outer.checkpoint import BoundaryMeta
 from dilocox.node.outer.state import StageState
-from dilocox.node.starts import Starts
 from dilocox.protocol import limits
 from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
 from dilocox.protocol.messages import canonical
@@ -46,6 +45,7 @@ from dilocox.transport.files import (
     write_new,
 )
 from dilocox.transport.rpc import ChannelPool
+from tests.exchanges import exchange_of
 from tests.helpers import Table, digest, identity, manifest
 from tests.unit.test_transport import BIG, serving
 
@@ -325,10 +325,10 @@ async def test_a_blob_that_rotted_is_fetched_again_and_never_served(tmp_path: Pa
         serving(tmp_path / "a", BlobStore(tmp_path / "rotten")) as first,
         serving(tmp_path / "b", source) as second,
     ):
-        exchange = Exchange(RUN, range(2), mine, Known({bad: first, good: second}), channels, identity(1).peer)
+        downloader = Downloader(identity(1).peer, mine, Known({bad: first, good: second}), channels)
         with pytest.raises(RemoteError, match="not_found"):
-            await exchange.fetch(digest, [bad])
-        await exchange.fetch(digest, [bad, good])
+            await downloader.fetch(digest, [bad])
+        await downloader.fetch(digest, [bad, good])
     assert BlobStore(tmp_path / "mine").verify(digest)
     assert aside(tmp_path / "rotten"), "its own server noticed"
     await channels.close()
@@ -348,7 +348,7 @@ def test_a_list_that_rotted_names_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     assert store.stage_digests(root) == store.stage_digests(b"") == []
     for raw in (b"\xff is no list", canonical(pb.StageStates(digests=[b""])), canonical(pb.StageStates(digests=[b"x" * 200]))):
         assert store.stage_digests(store.put([raw])) == [], "who names a root may name any blob"
-    starts = Starts(RUN, None, store, None)  # type: ignore[arg-type]  # of neither chain nor exchange anything is asked
+    starts = exchange_of(RUN, Downloader("me", store, Known({}), ChannelPool())).starts(None)
     leaves = store.put([b"\xff no leaves"])
     large = store.put([bytes(limits.LEAVES_BYTES + 1)])
     monkeypatch.setattr(Path, "read_bytes", lambda path: pytest.fail("a state is no list, and is not read as one"))
@@ -463,8 +463,8 @@ async def test_a_boundary_whose_payload_or_state_rotted_is_not_resumed(chain: Pa
         payloads = [worker.StagePayload(stage=0, base_state=state, digest=payload)]
         boundary = worker.Boundary(round=4, payloads=payloads, head=b"" if rotten == "chain" else opening.digest)
         store = BlobStore(blobs.folder)  # another process
-        alone = Exchange(RUN, range(2), store, Known({}), ChannelPool(), identity(1).peer)
-        starts = Starts(RUN, kept, store, alone)
+        alone = Downloader(identity(1).peer, store, Known({}), ChannelPool())
+        starts = exchange_of(RUN, alone).starts(kept)
         hello = starts.sound(worker.Hello(rank=0, stages=[0], boundaries=[boundary]))
         found = {candidate.start.origin: candidate.start for candidate in starts.candidates([hello], False)}
         assert (worker.Start.ORIGIN_BOUNDARY in found) == (rotten in (None, "state"))
@@ -516,7 +516,7 @@ async def test_stages_that_did_not_move_keep_what_they_had(chain: Path, tmp_path
             round=round, head=commit.digest, payloads=payloads, samples_read=round, optimizer_steps=4 * round
         )
 
-    starts = Starts(RUN, kept, store, Exchange(RUN, range(2), store, Known({}), ChannelPool(), identity(1).peer))
+    starts = exchange_of(RUN, Downloader(identity(1).peer, store, Known({}), ChannelPool())).starts(kept)
     earlier, before, last = boundary(newest - 2, 0, 1), boundary(newest - 1, 0), boundary(newest, 0)
     both = worker.Hello(rank=0, stages=[0, 2], boundaries=[earlier, before])
     hellos = [both, worker.Hello(rank=1, stages=[1])]

@@ -37,7 +37,7 @@ async def test_two_who_hold_different_chains_end_when_one_calls_the_other(tmp_pa
     genesis, first = table.commits
     async with meeting(tmp_path, RUN, [genesis, first], [genesis, other_commit(first)]) as (one, other):
         blob = one.store.put([b"payload"])
-        await other.exchange.fetch(blob, [identity(0).peer])
+        await other.exchange.downloader.fetch(blob, [identity(0).peer])
         for peer in (one, other):
             error = await peer.ended()
             proof = peer.chain.path.parent / "fork-1.pb"
@@ -52,8 +52,8 @@ async def test_who_is_behind_or_ahead_holds_no_other_chain(tmp_path: Path):
     table.train(2)
     async with meeting(tmp_path, RUN, table.commits[:2], table.commits) as (behind, ahead):
         blobs = [behind.store.put([b"one"]), ahead.store.put([b"two"])]
-        await ahead.exchange.fetch(blobs[0], [identity(0).peer])
-        await behind.exchange.fetch(blobs[1], [identity(1).peer])
+        await ahead.exchange.downloader.fetch(blobs[0], [identity(0).peer])
+        await behind.exchange.downloader.fetch(blobs[1], [identity(1).peer])
         async with asyncio.timeout(PATIENCE_SECONDS):
             while ahead.forks.comparing or behind.forks.comparing:
                 await asyncio.sleep(0.01)
@@ -92,7 +92,8 @@ async def test_strangers_and_nonsense_make_nobody_compare(tmp_path: Path):
         one.forks.heard(identity(9).peer, another)  # not on the roster
         one.forks.heard(identity(1).peer, services.Tip(round=2, head=digest("ahead of us")))
         one.forks.heard(identity(1).peer, services.Tip())
-        heads = Heads(heard=one.forks.heard)
+        heads = Heads()
+        heads.open(one.forks)
         heads.take(identity(1).peer, ((HEADER, b"\xff\xff"), (HEADER, "text"), ("other", b"")))
         heads.take(identity(1).peer, None)
         assert not one.forks.comparing

@@ -4,15 +4,21 @@ import asyncio
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dilocox.node import generations
 from dilocox.node.boxes.lead import LeadService
+from dilocox.node.boxes.own_host import OwnHost
 from dilocox.node.boxes.team import Team
-from dilocox.node.generations import Generations
+from dilocox.node.crew import Crew
+from dilocox.node.generations import Generations, contributions_of
+from dilocox.node.hosted import HostedStages
+from dilocox.node.keeping import Keeping
 from dilocox.node.machine import Machine
 from dilocox.node.privacy import Account
+from dilocox.node.run_context import RunContext
 from dilocox.node.starts import Candidate, Starts
 from dilocox.node.workers import Launch
 from dilocox.protocol import events, member
@@ -20,13 +26,13 @@ from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.messages import Statement, canonical, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import worker_pb2 as worker
-from dilocox.protocol.status import Status
 from dilocox.protocol.tensors import stage_tensors
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.callers import Callers
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.tasks import Tasks
 from tests.helpers import Table, identity, manifest, until
+from tests.ports import Port
 
 RUN = manifest(rounds={"count": 30})
 
@@ -69,8 +75,6 @@ class Pool:
 class Peers:
     """What others serve: no state, and the payloads of the rounds that are not `missing`."""
 
-    stages = frozenset({0, 1})
-
     def __init__(self) -> None:
         self.missing: set[int] = set()
         self.asked: list[int] = []
@@ -81,10 +85,10 @@ class Peers:
             raise RemoteError(pb.REASON_UNAVAILABLE, "nobody is known to hold it")
         return worker.Apply(commit=commit.envelope.SerializeToString())
 
-    def with_roots(self, boundary: worker.Boundary) -> worker.Boundary:
+    def added(self, boundary: worker.Boundary) -> worker.Boundary:
         return boundary
 
-    def work_root(self, leaves: bytes, announced: Sequence[pb.Leaf]) -> bytes:
+    def of_work(self, leaves: bytes, announced: Sequence[pb.Leaf]) -> bytes:
         return b""
 
     def forgotten(self) -> set[bytes]:
@@ -110,29 +114,20 @@ class Node:
         self.pool, self.peers, self.tasks = Pool(), Peers(), Tasks()
         self.pool.boundaries = list(boundaries)
         self.store = BlobStore(folder / "blobs")
-        self.facts: list[member.Input] = []
-        self.told: list[Status | None] = []
-        self.events: list[events.Event] = []
         me = identity(0).peer
         state = member.start(RUN, me, self.table.head)
-        starts = Starts(RUN, self.chain, self.store, self.peers)  # type: ignore[arg-type]
+        peers: Any = self.peers
+        peers.store = self.store
+        hosted = HostedStages(range(2))
+        starts = Starts(RUN, self.chain, peers, peers, hosted)
+        own = OwnHost(hosted, peers, peers, starts, peers, peers)
         lead = LeadService(Callers(RUN.run_id, b""), set())
-        team = Team(RUN, me, Machine(1), self.pool, self.peers, starts, self.peers, lead)  # type: ignore[arg-type]
-        self.generations = Generations(
-            RUN,
-            me,
-            self.chain,
-            self.store,
-            self.peers,  # type: ignore[arg-type]
-            starts,
-            team,
-            self.tasks,
-            lambda: state,
-            self.facts.append,
-            self.events.append,
-            self.told.append,
-            account,
-        )
+        context = RunContext(identity(0), self.chain, self.store, self.tasks)
+        self.port = Port(state)
+        team = Team(context, self.port, Machine(1), self.pool, own, lead)  # type: ignore[arg-type]
+        crew = Crew(tells_loss=account is None or not account.budget.bounds)
+        keeping = Keeping(self.store, peers, starts, crew.progress, lambda: contributions_of(state), me)
+        self.generations = Generations(context, self.port, team, starts, keeping, crew, account)
         self.grow(0)
         self.tasks.start(self.generations.run(), "generations")
 
@@ -183,7 +178,7 @@ async def test_a_payload_that_nobody_serves_is_waited_for_until_the_run_agreed_o
     await until(lambda: len(node.pool.starts) == 2)
     start = node.pool.starts[1]
     assert (start.origin, start.round, fetched) == (worker.Start.ORIGIN_SNAPSHOT, 2, [2])
-    ended = [event for event in node.events if isinstance(event, events.WorkersEnded)]
+    ended = [event for event in node.port.emitted if isinstance(event, events.WorkersEnded)]
     assert [event.line() for event in ended if "nobody serves what round 1 counted" in event.line()]
 
 
@@ -234,11 +229,11 @@ async def test_who_has_not_started_is_asked_nothing_before_its_start(node: Node,
 async def test_what_a_generation_says_after_it_was_ended_is_not_heard(node: Node):
     await until(lambda: node.pool.starts)
     node.pool.say(ready=worker.Ready(round=1, states=[worker.StageState(stage=s, digest=bytes(32)) for s in range(2)]))
-    await until(lambda: node.facts)
+    await until(lambda: any(isinstance(fact, member.StateReady) for fact in node.port.fed))
     node.generations.resynchronise()
     node.pool.say(ready=worker.Ready(round=2, states=[worker.StageState(stage=s, digest=bytes(32)) for s in range(2)]))
     await until(lambda: len(node.pool.starts) == 2)
-    assert [fact.round for fact in node.facts if isinstance(fact, member.StateReady)] == [1]
+    assert [fact.round for fact in node.port.fed if isinstance(fact, member.StateReady)] == [1]
 
 
 async def test_what_was_judged_and_not_counted_goes(node: Node):
@@ -275,7 +270,7 @@ async def test_where_stages_moved_the_commit_of_the_phase_is_waited_for(node: No
     payloads = [worker.StagePayload(stage=0, digest=node.store.put([b"payload"]))]
     node.pool.boundaries = [worker.Boundary(round=node.chain.head.round, head=opening.digest, payloads=payloads)]
     node.pool.end_generation()
-    await until(lambda: any(told is not None and "to be closed" in told.why for told in node.told))
+    await until(lambda: any(told is not None and "to be closed" in told.why for told in node.port.shown))
     assert len(node.pool.starts) == 1
     node.grow(1)
     await until(lambda: len(node.pool.starts) == 2)

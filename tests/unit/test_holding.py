@@ -11,13 +11,13 @@ import grpc
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from dilocox.node import holding
+from dilocox.node import relays
 from dilocox.node.attest.prover import AttestorService
 from dilocox.node.boxes.lead import LeadService
-from dilocox.node.holder import Holder
-from dilocox.node.holding import Holding
-from dilocox.node.place import Place, make_holding
-from dilocox.node.starts import Starts
+from dilocox.node.holder import HolderPage, Retention
+from dilocox.node.place import Place, find_relays, open_relay_store
+from dilocox.node.relay_store import ROUNDS_KEPT, AgreedStates, RelayStore
+from dilocox.node.relays import Relays
 from dilocox.protocol import limits
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.messages import canonical, open_envelope, seal
@@ -31,7 +31,7 @@ from dilocox.transport.event_log import EVENTS, EventLog
 from dilocox.transport.heads import Heads
 from dilocox.transport.reach import Reach, ReachService
 from dilocox.transport.rpc import ChannelPool, create_server, push_blob
-from tests.helpers import Table, digest, identity, manifest
+from tests.helpers import Table, digest, identity, manifest, serve_also
 from tests.peers import PATIENCE_SECONDS, Peer, meeting
 
 RUN = manifest(rounds={"count": 100}, model={"vocab_size": 4096, "hidden_size": 256, "intermediate_size": 1024})
@@ -51,17 +51,17 @@ async def test_who_cannot_be_dialled_is_kept_by_others_who_serve_it(tmp_path: Pa
     async with meeting(tmp_path, RUN, *[chain] * 4) as (hidden, one, other, stranger):
         del hidden.everybody.records[identity(0).peer]
         blobs = [hidden.store.put([BIG]), hidden.store.put([b"leaves"])]
-        holders = await hidden.holding.find(blobs)
+        holders = await hidden.relays.find(blobs)
         assert set(holders) == {identity(1).peer, identity(2).peer}
         for peer in (one, other):
             assert all(peer.store.verify(blob) for blob in blobs)
-            assert peer.holding.blobs() == set(blobs)
+            assert peer.relay_store.blobs() == set(blobs)
         once = len(BIG) + len(b"leaves")
         assert hidden.service.bytes_sent == 2 * once
         for blob in blobs:
-            await stranger.exchange.fetch(blob, [identity(0).peer, *holders])
+            await stranger.exchange.downloader.fetch(blob, [identity(0).peer, *holders])
         assert hidden.service.bytes_sent == 2 * once, "it carried each payload once for each holder, and never more"
-        assert set(await hidden.holding.find(blobs)) == set(holders)
+        assert set(await hidden.relays.find(blobs)) == set(holders)
 
 
 async def test_a_contribution_is_judged_by_what_its_holders_serve(tmp_path: Path):
@@ -70,7 +70,7 @@ async def test_a_contribution_is_judged_by_what_its_holders_serve(tmp_path: Path
         empty = one.store.put([b""])
         body = pb.Contribution(round=1, base_state=digest("base"), leaves=empty, size=1, holders=[identity(1).peer])
         statement = seal(identity(0), pb.KIND_CONTRIBUTION, RUN.run_id, body)
-        judging = voter.exchange.judge(statement, digest("base"), RUN.compression.keep)
+        judging = voter.exchange.checker.judge(statement, digest("base"), RUN.compression.keep)
         reason, _ = await asyncio.wait_for(judging, PATIENCE_SECONDS)
         assert reason == pb.REASON_WRONG_STAGES, "it was fetched, and announces no stage"
 
@@ -88,8 +88,8 @@ async def test_who_does_not_answer_where_it_was_is_looked_up(tmp_path: Path):
 
         one.everybody.look_up = look_up  # type: ignore[method-assign]
         with pytest.raises(RemoteError):
-            await one.exchange.fetch(blob, [moved])
-        await one.exchange.fetch(blob, [moved])
+            await one.exchange.downloader.fetch(blob, [moved])
+        await one.exchange.downloader.fetch(blob, [moved])
         assert asked == [moved]
         assert one.store.verify(blob)
 
@@ -98,14 +98,14 @@ async def test_one_who_goes_away_is_passed_over(tmp_path: Path):
     chain = roster().commits
     async with meeting(tmp_path, RUN, *[chain] * 3) as (hidden, _, _):
         del hidden.everybody.records[identity(2).peer]
-        assert await hidden.holding.find([hidden.store.put([BIG])]) == (identity(1).peer,)
+        assert await hidden.relays.find([hidden.store.put([BIG])]) == (identity(1).peer,)
 
 
 async def test_nobody_to_keep_it_is_asked_again_until_the_round_closes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(holding, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(relays, "RETRY_SECONDS", 0.01)
     table = roster()
     async with meeting(tmp_path, RUN, list(table.commits)) as (hidden,):
-        looking = asyncio.create_task(hidden.holding.find([hidden.store.put([BIG])]))
+        looking = asyncio.create_task(hidden.relays.find([hidden.store.put([BIG])]))
         done, _ = await asyncio.wait({looking}, timeout=0.1)
         assert not done
         table.train(1)
@@ -161,7 +161,7 @@ async def test_what_is_pushed_is_what_was_announced_and_no_more(tmp_path: Path):
             with pytest.raises(grpc.aio.AioRpcError):
                 await push(hidden, one, *parts)
             assert blob not in one.store
-        assert one.holding.blobs() <= {blob, digest("another")}, "a name that is no digest would be somebody's folder"
+        assert one.relay_store.blobs() <= {blob, digest("another")}, "a name that is no digest would be somebody's folder"
         rest = [services.PushRequest(data=BIG[at : at + 1_000_000]) for at in range(0, len(BIG), 1_000_000)]
         signed = open_envelope(await push(hidden, one, first, *rest), RUN.run_id, (pb.KIND_HELD,))
         assert (signed.peer, signed.body.blob, signed.body.round) == (identity(1).peer, blob, 1)
@@ -213,12 +213,12 @@ async def test_only_members_are_kept_for_and_only_a_rounds_payloads(tmp_path: Pa
         blob = stranger.store.put([BIG])
         with pytest.raises(RemoteError):
             await push_blob(stranger.channels.channel(one.record), stranger.store, blob, spend)
-        keeps = one.holding
+        keeps = one.relay_store
         assert not keeps.blobs()
         with pytest.raises(RemoteError) as caught:
             keeps.admit(identity(1).peer, digest("huge"), 1 << 30)
         assert caught.value.reason == pb.REASON_OVERSIZE
-        most = holding.ROUNDS_KEPT * (RUN.model.stages + 1) + 1
+        most = ROUNDS_KEPT * (RUN.model.stages + 1) + 1
         for number in range(most):
             keeps.admit(identity(1).peer, digest(number), 1000)
         keeps.admit(identity(1).peer, digest(0), 1000)
@@ -226,7 +226,7 @@ async def test_only_members_are_kept_for_and_only_a_rounds_payloads(tmp_path: Pa
             keeps.admit(identity(1).peer, digest("one more"), 1000)
         keeps.admit(identity(2).peer, digest("another's"), 1000)
         assert len(keeps.blobs()) == most + 1
-        table.train(holding.ROUNDS_KEPT)
+        table.train(ROUNDS_KEPT)
         for commit in table.commits[1:]:
             one.chain.append(commit.envelope)
         assert not keeps.blobs(), "no contribution can name them any more"
@@ -286,17 +286,17 @@ async def test_others_say_whether_we_can_be_dialled(tmp_path: Path):
 HELD_RUN = manifest(run={"relays": [identity(3).peer]}, rounds={"count": 100})
 
 
-def thin_line(peer: Peer) -> Holding:
+def thin_line(peer: Peer) -> Relays:
     """With --upload-copies 1."""
-    return Holding(identity(0), HELD_RUN, peer.chain, peer.store, peer.everybody, peer.channels, lambda: True, spend, 1)
+    return Relays(identity(0), peer.chain, peer.store, peer.everybody, peer.channels, lambda: True, 1)
 
 
 async def test_the_runs_holder_comes_first_and_one_copy_may_be_enough(tmp_path: Path):
     chain = Table(HELD_RUN).genesis().commits
     async with meeting(tmp_path, HELD_RUN, *[chain] * 4) as (hidden, _, _, holder):
         blob = hidden.store.put([b"payload"])
-        assert (await hidden.holding.find([blob]))[0] == identity(3).peer, "though it is not on the roster"
-        assert holder.holding.blobs() == {blob}
+        assert (await hidden.relays.find([blob]))[0] == identity(3).peer, "though it is not on the roster"
+        assert holder.relay_store.blobs() == {blob}
         thin = thin_line(hidden)
         other = hidden.store.put([b"another payload"])
         assert await thin.find([other]) == (identity(3).peer,)
@@ -314,21 +314,21 @@ async def test_the_runs_holder_is_given_the_states_that_joiners_start_from(tmp_p
             asked.set()
             return state
 
-        supplying = asyncio.create_task(hidden.holding.supply(newest))
+        supplying = asyncio.create_task(hidden.relays.supply(newest))
         await asked.wait()
         await asyncio.sleep(0)
         assert not hidden.service.bytes_sent, "who can be dialled serves joiners itself"
         supplying.cancel()
-        hidden.holding.dialable = lambda: False
-        holder.holding.agreed = lambda digest: digest in state
-        supplying = asyncio.create_task(hidden.holding.supply(lambda: state))
+        hidden.relays.dialable = lambda: False
+        serve_also(holder.service, keeper=RelayStore(identity(3), holder.chain, holder.store, state))
+        supplying = asyncio.create_task(hidden.relays.supply(lambda: state))
         async with asyncio.timeout(PATIENCE_SECONDS):
             while not all(holder.store.verify(blob) for blob in state):
                 await asyncio.sleep(0.01)
         supplying.cancel()
-        assert not holder.holding.blobs(), "states are kept as long as the chain names them, not for rounds"
+        assert not holder.relay_store.blobs(), "states are kept as long as the chain names them, not for rounds"
         with pytest.raises(RemoteError, match="no payload of this run"):
-            holder.holding.admit(identity(0).peer, digest("large"), 1 << 40)
+            holder.relay_store.admit(identity(0).peer, digest("large"), 1 << 40)
 
 
 def place_of(peer: Peer) -> Place:
@@ -341,7 +341,6 @@ def place_of(peer: Peer) -> Place:
         peer.service,
         AttestorService(),
         LeadService(Callers(b"", b""), set()),
-        Heads(),
         None,  # type: ignore[arg-type]
     )
 
@@ -354,7 +353,7 @@ async def test_what_an_earlier_life_kept_is_kept_for_as_long(tmp_path: Path):
         state = one.store.put([bytes(2 * limits.LEAVES_BYTES)])
         assert one.store.size(state) > limits.LEAVES_BYTES
         home = SimpleNamespace(identity=identity(1))
-        keeping = make_holding(place_of(one), home, HELD_RUN, one.chain, None)  # type: ignore[arg-type]
+        keeping = open_relay_store(place_of(one), home, one.chain)  # type: ignore[arg-type]
         assert keeping.blobs() == kept, "and no states, which are large, and which the chain names"
         for commit in table.train(2).commits[1:]:
             assert keeping.blobs() == kept
@@ -380,8 +379,8 @@ async def test_who_asks_a_holder_while_it_removes_blobs_is_answered(tmp_path: Pa
         place, coordinator = place_of(one), SimpleNamespace(connected=True)
         place = replace(place, store=Going(one.store.folder))
         log = EventLog(tmp_path / EVENTS)
-        holder = Holder(identity(0), place, one.chain, None, one.holding, None, coordinator, log)  # type: ignore[arg-type]
-        async with TestClient(TestServer(holder.app("attic"))) as client:
+        page = HolderPage("attic", identity(0).peer, place, one.chain, coordinator, log)  # type: ignore[arg-type]
+        async with TestClient(TestServer(page.app())) as client:
             async with client.get("/v1/status") as answer:
                 assert answer.status == 200
                 assert (await answer.json())["kept_blobs"] == 2
@@ -396,15 +395,15 @@ async def test_who_keeps_what_nobody_can_have_is_passed_over_for_a_while(tmp_pat
     me, holder = identity(0).peer, identity(3).peer
     async with meeting(tmp_path, HELD_RUN, *[list(table.commits)] * 4) as peers:
         hidden = peers[0]
-        for round in range(holding.ROUNDS_PASSED_OVER + 3):
+        for round in range(relays.ROUNDS_PASSED_OVER + 3):
             thin = thin_line(hidden)  # a restart forgets nothing: the chain says it
             assert not thin.serves_its_own()
             (name,) = await thin.find([hidden.store.put([b"payload %d" % round])])
-            assert (name == holder) == (round in (0, holding.ROUNDS_PASSED_OVER + 1))
+            assert (name == holder) == (round in (0, relays.ROUNDS_PASSED_OVER + 1))
             table.submit(table.contribution(0, lambda body, name=name: body.holders.append(name)))
             table.contribute([1, 2]).vote(range(3), {0: pb.REASON_UNAVAILABLE} if name == holder else None)
             assert table.counted() == ([1, 2] if name == holder else [0, 1, 2])
-            assert holding.failing_holders(table.commits[-1].body, me) == ({holder} if name == holder else set())
+            assert relays.failing_holders(table.commits[-1].body, me) == ({holder} if name == holder else set())
             for peer in peers:
                 peer.chain.append(table.commits[-1].envelope)
         for number in (1, 2):
@@ -413,11 +412,11 @@ async def test_who_keeps_what_nobody_can_have_is_passed_over_for_a_while(tmp_pat
 
 
 async def test_a_thin_line_that_others_can_dial_supplies_no_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(holding, "SUPPLY_SECONDS", 0.01)
+    monkeypatch.setattr(relays, "SUPPLY_SECONDS", 0.01)
     async with meeting(tmp_path, HELD_RUN, *[Table(HELD_RUN).genesis().commits] * 4) as (hidden, _, _, holder):
         root = hidden.store.put([b"a state's root"])
         place, home = place_of(hidden), SimpleNamespace(identity=identity(0))
-        thin = make_holding(place, home, HELD_RUN, hidden.chain, 1)  # type: ignore[arg-type]
+        thin = find_relays(place, home, hidden.chain, 1)  # type: ignore[arg-type]
         supplying = asyncio.create_task(thin.supply(lambda: [root]))
         done, _ = await asyncio.wait({supplying}, timeout=0.3)
         assert not done
@@ -433,9 +432,8 @@ async def test_what_breaks_off_does_not_fill_a_holders_disk(tmp_path: Path):
     run = manifest(run={"relays": [identity(3).peer]}, rounds={"count": 100}, model=RUN.model.model_dump())
     table = Table(run).genesis()
     async with meeting(tmp_path, run, *[list(table.commits)] * 4) as (hidden, _, _, one):
-        starts = Starts(run, one.chain, one.store, one.exchange)
-        keeps = Holder(identity(3), place_of(one), one.chain, None, one.holding, starts, None, None)  # type: ignore[arg-type]
-        one.everybody.know = lambda peers: None  # type: ignore[attr-defined]
+        starts = one.exchange.starts(one.chain)
+        keeps = Retention(one.store, starts, one.relay_store, AgreedStates(one.store), one.service)
         blob, other = hidden.store.put([BIG]), hidden.store.put([BIG[::-1]])
         sent = asyncio.Event()
 
@@ -453,7 +451,7 @@ async def test_what_breaks_off_does_not_fill_a_holders_disk(tmp_path: Path):
                 await asyncio.sleep(0.01)
         await keeps.retain()
         assert one.store.partials() == {blob, other}, "its author may go on with it"
-        table.train(holding.ROUNDS_KEPT)
+        table.train(ROUNDS_KEPT)
         for commit in table.commits[1:]:
             one.chain.append(commit.envelope)
         await keeps.retain()

@@ -103,7 +103,7 @@ async def test_the_hostile_come_and_the_peer_goes_on_answering(tmp_path: Path):
         tasks = await attack.start(10)
         while sum(attack.counts[f"{name}, times"] for name in ("idle", "half a handshake", "slow", "stream", "talk")) < 10:
             await asyncio.sleep(0)
-        await peer.exchange.fetch(blob, [])
+        await peer.exchange.downloader.fetch(blob, [])
         assert not any(task.done() for task in tasks)
         await attack.end(tasks)
 

@@ -17,6 +17,7 @@ from dilocox.cli.init import render_preset
 from dilocox.cli.main import app
 from dilocox.coordinator import daemon
 from dilocox.node.data.tokens import byte_tokenizer
+from dilocox.node.hosted import HostedStages
 from dilocox.node.imported import import_weights
 from dilocox.node.outer.export import Vocabulary, export_model
 from dilocox.node.starts import Starts
@@ -203,7 +204,7 @@ class Served:
     """An exchange with one peer who has it all."""
 
     def __init__(self, store: BlobStore, into: BlobStore) -> None:
-        self.stages, self._store, self._into = frozenset(range(2)), store, into
+        self._store, self._into, self.store = store, into, into
         self.asked: set[str] = set()
         self.most: dict[bytes, int] = {}
         """Bytes that were allowed of each."""
@@ -221,7 +222,7 @@ async def test_who_lacks_the_state_is_given_it_and_keeps_it_for_others(tmp_path:
     root = put_state(theirs, manifest())
     run = run_with(root)
     kept, peers = ChainFile(tmp_path / "chain.db", run), Served(theirs, ours)
-    starts = Starts(run, kept, ours, peers)  # type: ignore[arg-type]
+    starts = Starts(run, kept, peers, peers, HostedStages(range(2)))  # type: ignore[arg-type]
     [candidate] = starts.candidates([worker.Hello(rank=0, stages=[0, 1])], False)
     start = await starts.complete(candidate)
     assert await starts.have(start, lambda why: None) == []

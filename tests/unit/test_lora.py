@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from dilocox.node import memory
 from dilocox.node.data.tokens import byte_tokenizer
+from dilocox.node.hosted import HostedStages
 from dilocox.node.imported import import_weights
 from dilocox.node.outer.export import Vocabulary, export_adapter, export_model
 from dilocox.node.outer.state import StageState
@@ -365,8 +366,8 @@ class Peers:
     """An exchange with peers that hold what `store` holds."""
 
     def __init__(self, store: BlobStore, to: BlobStore, stages: range) -> None:
-        self.stages, self.fetched = stages, list[bytes]()
-        self._store, self._to = store, to
+        self.hosted, self.fetched = HostedStages(stages), list[bytes]()
+        self._store, self._to, self.store = store, to, to
 
     async def fetch(
         self, digest: bytes, providers: list[str], most: int = 1 << 40, stage: int | None = None, by: object = None
@@ -384,7 +385,7 @@ def starts_of(run: Manifest, table: Table, there: BlobStore, folder: Path, stage
     for commit in table.commits:
         chain.append(commit.envelope)
     peers = Peers(there, here, stages)
-    return Starts(run, chain, here, peers), here, peers  # type: ignore[arg-type]
+    return Starts(run, chain, peers, peers, peers.hosted), here, peers  # type: ignore[arg-type]
 
 
 async def test_a_node_fetches_the_frozen_weights_of_its_stages_and_keeps_them(tmp_path: Path, store: BlobStore):

@@ -10,6 +10,7 @@ from dilocox.protocol.bias import Bias
 from dilocox.protocol.checks.bias import memory_of
 from dilocox.protocol.checks.scores import Scored
 from dilocox.protocol.head import HostRange, resting_on
+from dilocox.protocol.member_state import OpenRound
 from dilocox.protocol.messages import Statement, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.rules import Outcome
@@ -43,7 +44,7 @@ class Node:
         return self
 
     def said(self, kind: pb.Kind) -> Statement | None:
-        return self.state.own.get(kind)
+        return self.state.open.own.get(kind)
 
     def vote(self) -> "Node":
         """Everybody contributed, we too, and the ballot is here."""
@@ -65,7 +66,7 @@ def test_who_voted_on_what():
     node.feed(member.Judged(node.digests[1], (pb.REASON_NON_FINITE, 1)))
     receipt = node.said(pb.KIND_RECEIPT)
     assert receipt is not None
-    listed = list(node.state.ballot.body.contributions)  # type: ignore[union-attr]
+    listed = list(node.state.open.ballot.body.contributions)  # type: ignore[union-attr]
     accepted = [bool(int.from_bytes(receipt.body.accepted, "little") >> listed.index(d) & 1) for d in node.digests]
     assert accepted == [True, False]
     assert [(listed[f.index], f.reason, f.stage) for f in receipt.body.findings] == [(node.digests[1], pb.REASON_NON_FINITE, 1)]
@@ -83,7 +84,7 @@ def test_what_was_not_fetched_in_time_is_voted_unavailable():
     node.feed(member.Tick())
     receipt = node.said(pb.KIND_RECEIPT)
     assert receipt is not None
-    listed = list(node.state.ballot.body.contributions)  # type: ignore[union-attr]
+    listed = list(node.state.open.ballot.body.contributions)  # type: ignore[union-attr]
     missing = listed.index(node.digests[1])
     assert [(f.index, f.reason) for f in receipt.body.findings] == [(missing, pb.REASON_UNAVAILABLE)]
     assert not int.from_bytes(receipt.body.accepted, "little") >> missing & 1
@@ -96,7 +97,7 @@ def test_who_voted_and_starts_again_says_the_same(same: bool):
     node = Node(vote_seconds=100).vote()
     for verdict in node.digests:
         node.feed(member.Judged(verdict, ACCEPTED))
-    receipt, seen, kept = node.said(pb.KIND_RECEIPT), node.state.seen.values(), node.state.own
+    receipt, seen, kept = node.said(pb.KIND_RECEIPT), node.state.open.seen.values(), node.state.open.own
     assert receipt is not None
     assert node.table.submit(receipt) == rules.ACCEPT
     ballot = node.table.ballots[-1]
@@ -132,7 +133,7 @@ def test_what_is_well_made_is_scored_once_the_ballot_is_here_and_voted_on_then()
     node.feed(Scored(node.digests[0], Score(2.0, 2.5, -0.25)))
     receipt = node.said(pb.KIND_RECEIPT)
     assert receipt is not None
-    listed = list(node.state.ballot.body.contributions)  # type: ignore[union-attr]
+    listed = list(node.state.open.ballot.body.contributions)  # type: ignore[union-attr]
     found = {(listed[f.index], f.reason, f.score) for f in receipt.body.findings}
     assert found == {(node.digests[0], pb.REASON_HARMS, -512), (node.digests[1], pb.REASON_NON_FINITE, 0)}
     assert not int.from_bytes(receipt.body.accepted, "little")
@@ -161,7 +162,7 @@ def test_what_helps_is_accepted_and_its_score_stands_in_the_receipt():
         node.feed(Scored(digest_, Score(2.0, 2.0 - gain, 0.1)))
     receipt = node.said(pb.KIND_RECEIPT)
     assert receipt is not None
-    listed = list(node.state.ballot.body.contributions)  # type: ignore[union-attr]
+    listed = list(node.state.open.ballot.body.contributions)  # type: ignore[union-attr]
     told = {listed[index]: score for index, score in zip(receipt.body.scored, receipt.body.score, strict=True)}
     assert told == {node.digests[0]: 256, node.digests[1]: 128}
     assert not receipt.body.findings
@@ -180,7 +181,7 @@ def test_who_pulls_steadily_is_refused_and_what_a_round_showed_is_remembered():
         node.feed(Scored(digest_, Score(2.0, 1.0, 0.5, tuple(axes[number]), tuple(axes[0]))))
     receipt = node.said(pb.KIND_RECEIPT)
     assert receipt is not None
-    listed = list(node.state.ballot.body.contributions)  # type: ignore[union-attr]
+    listed = list(node.state.open.ballot.body.contributions)  # type: ignore[union-attr]
     assert [(listed[f.index], f.reason) for f in receipt.body.findings] == [(node.digests[1], pb.REASON_HARMS)]
     for statement in [receipt, node.table.receipt(1), node.table.receipt(2)]:
         node.table.submit(statement)
@@ -239,15 +240,15 @@ def test_only_the_coordinator_s_ballot_and_the_roster_s_contributions_of_this_ro
     node = Node()
     body = pb.Ballot(round=1, head=node.table.head.digest, contributions=[], seconds=5)
     node.see(seal(identity(1), pb.KIND_BALLOT, node.table.run.run_id, body))
-    assert node.state.ballot is None
+    assert node.state.open.ballot is None
     node.see(node.table.contribution(1, round=2), node.table.contribution(1, head=digest("fork")))
-    assert not node.state.seen
+    assert not node.state.open.seen
     node.see(seal(identity(9), pb.KIND_CONTRIBUTION, node.table.run.run_id, node.table.contribution(1).body))
-    assert not node.state.seen
+    assert not node.state.open.seen
     node.see(node.table.contribution(1))
-    assert len(node.state.seen) == 1
+    assert len(node.state.open.seen) == 1
     node.see(seal(COORDINATOR, pb.KIND_BALLOT, node.table.run.run_id, body))
-    assert node.state.ballot is not None
+    assert node.state.open.ballot is not None
 
 
 def test_nothing_is_judged_twice_or_before_the_own_state_is_known():
@@ -308,9 +309,7 @@ def test_a_commit_ends_what_was_said_in_its_round():
         node.table.submit(receipt)
     node.feed(member.Committed(node.table.commits[-1], node.table.head))
     assert node.state.head.round == before.round + 1
-    assert node.state == member.start(node.table.run, node.state.me, node.table.head).__class__(
-        **{**vars(node.state), "own": {}, "held": frozenset(), "seen": {}, "verdicts": {}, "ballot": None}
-    )
+    assert node.state.open == OpenRound()
     assert not member.offers(node.state), "the state after it is not there yet"
     node.feed(member.StateReady(2, node.table.state_root(), None))
     assert [s.kind for s in member.offers(node.state)] == [pb.KIND_STATE_REPORT]
@@ -424,7 +423,7 @@ def test_verdicts_against_a_wrong_state_are_reached_again():
     node.see(other)
     node.feed(member.Judged(other.digest, (pb.REASON_WRONG_BASE, 0)))
     node.feed(member.Rechecked(2, digest("from disk")))
-    assert not node.state.verdicts
+    assert not node.state.open.verdicts
     effects = node.feed(member.StateReady(2, node.table.state_root(), None))
     assert [e.contribution.digest for e in effects if isinstance(e, member.Judge)] == [other.digest]
 
@@ -558,7 +557,7 @@ def test_where_the_run_asks_for_evidence_a_stranger_claims_once_its_own_holds():
 
 def test_a_connection_is_remembered_until_it_breaks():
     _, state = machine()
-    connected, effects = member.step(replace(state, held=frozenset({ROOT})), member.Connected(), 0)
+    connected, effects = member.step(replace(state, open=replace(state.open, held=frozenset({ROOT}))), member.Connected(), 0)
     assert (connected, effects) == (replace(state, connected=True), [])
     assert member.step(connected, member.Away(), 0) == (state, [])
 
@@ -575,7 +574,7 @@ def test_only_the_loss_of_the_open_round_is_reported(round: int):
     node.feed(member.StateReady(round, digest("of another round"), 9.5))
     node.feed(member.StateReady(2, node.table.state_root(), 1.5))
     node.feed(member.StateReady(round, digest("of another round"), 9.5))
-    assert node.state.loss == 1.5
+    assert node.state.open.loss == 1.5
 
 
 @pytest.mark.parametrize(
@@ -586,7 +585,7 @@ def test_a_report_says_the_state_and_its_loss(loss: float | None, told: tuple[bo
     state, effects = member.step(state, member.StateReady(1, ROOT, loss), 0)
     body = pb.StateReport(round=1, head=table.head.digest, state=ROOT, evaluated=told[0], evaluation_loss=told[1])
     assert effects == [member.Sign(pb.KIND_STATE_REPORT, body)]
-    assert state.signing == {pb.KIND_STATE_REPORT}
+    assert state.open.signing == {pb.KIND_STATE_REPORT}
     assert member.step(state, member.Tick(), 0) == (state, []), "asked for once"
 
 
@@ -610,7 +609,7 @@ def test_a_lead_signs_its_layout_and_then_claims_with_it():
     state, effects = member.step(state, member.Signed(signed), 0)
     claim = pb.Claim(serial=6, round=1, head=table.head.digest, state=ROOT, cluster=signed.digest)
     assert effects == [member.Sign(pb.KIND_CLAIM, claim)]
-    assert (state.serial, state.signing) == (6, frozenset({pb.KIND_CLAIM}))
+    assert (state.serial, state.open.signing) == (6, frozenset({pb.KIND_CLAIM}))
     asked = member.consent(state)
     assert asked == pb.Claim(round=1, head=table.head.digest, state=ROOT, cluster=signed.digest)
 
@@ -694,7 +693,7 @@ def test_of_a_claim_and_a_leave_in_one_round_only_the_newer_is_said():
     first, claim, last = table.leave(0), table.claim(0), table.leave(0)
     for signed, said in ((first, first), (claim, claim), (last, last), (claim, last)):
         state, _ = member.step(state, member.Signed(signed), 0)
-        assert state.own == {said.kind: said}
+        assert state.open.own == {said.kind: said}
 
 
 def held(node: Node, kind: pb.Kind, reason: pb.Reason = pb.REASON_UNSPECIFIED) -> None:
@@ -767,7 +766,7 @@ def test_a_leave_of_who_is_not_here_is_said():
     """Its claim never arrived: nobody needs to hear that it is taken back."""
     node = Node()
     node.state = member.start(node.table.run, identity(5).peer, node.table.head)
-    node.state = replace(node.state, own={pb.KIND_CLAIM: node.table.claim(5)})
+    node.state = replace(node.state, open=replace(node.state.open, own={pb.KIND_CLAIM: node.table.claim(5)}))
     leave = seal(identity(5), pb.KIND_LEAVE, node.table.run.run_id, pb.Leave(serial=9, round=1, head=node.table.head.digest))
     node.state, _ = member.step(node.state, member.LeaveRun(), 0)
     node.state, _ = member.step(node.state, member.Signed(leave), 0)
@@ -817,20 +816,23 @@ def test_a_commit_ends_everything_that_was_said_in_its_round():
     busy = replace(
         node.state,
         serial=9,
-        loss=1.5,
-        signing=frozenset({pb.KIND_LEAVE}),
-        held=frozenset({ROOT}),
-        refused={pb.KIND_CLAIM: (pb.REASON_RATE, "")},
         turned_away=(pb.REASON_NOT_ADMITTED, "no"),
-        verdicts={ROOT: ACCEPTED},
-        rechecking=True,
         connected=True,
+        open=replace(
+            node.state.open,
+            loss=1.5,
+            signing=frozenset({pb.KIND_LEAVE}),
+            held=frozenset({ROOT}),
+            refused={pb.KIND_CLAIM: (pb.REASON_RATE, "")},
+            verdicts={ROOT: ACCEPTED},
+            rechecking=True,
+        ),
     )
-    assert busy.own
-    assert busy.seen
-    assert busy.judging
-    assert busy.ballot is not None
-    assert busy.vote_by is not None
+    assert busy.open.own
+    assert busy.open.seen
+    assert busy.open.judging
+    assert busy.open.ballot is not None
+    assert busy.open.vote_by is not None
     commit = node.table.commits[-1]
     after, effects = member.step(busy, member.Committed(commit, node.table.head), node.table.now)
     assert effects == []
@@ -906,12 +908,12 @@ def test_who_contradicts_the_run_forgets_its_states_and_what_it_said_of_them():
     node.see(other)
     node.feed(member.Judged(other.digest, (pb.REASON_WRONG_BASE, 0)))
     before = node.state
-    assert set(before.own) == {pb.KIND_STATE_REPORT, pb.KIND_CONTRIBUTION}
+    assert set(before.open.own) == {pb.KIND_STATE_REPORT, pb.KIND_CONTRIBUTION}
     after, effects = member.step(before, member.Rechecked(2, digest("from disk")), 0)
     why = "replaying the last commit from disk gives another state than memory holds"
     assert effects == [member.Resynchronise(2, why)]
     own = {pb.KIND_CONTRIBUTION: mine}
-    assert after == replace(before, roots={}, own=own, judging=frozenset(), verdicts={}, anew=True)
+    assert after == replace(before, roots={}, open=replace(before.open, own=own, judging=frozenset(), verdicts={}), anew=True)
 
 
 def test_memory_and_run_are_named_where_they_differ():
@@ -963,11 +965,11 @@ def test_a_replay_that_agrees_is_reported_by_who_has_a_place():
     for number, expected in ((0, [pb.KIND_STATE_REPORT]), (7, [])):
         table, state = machine(number)
         state, _ = member.step(state, member.StateReady(1, ROOT, 1.5), 0)
-        state = replace(state, signing=frozenset({pb.KIND_CLAIM}))
+        state = replace(state, open=replace(state.open, signing=frozenset({pb.KIND_CLAIM})))
         state, effects = member.step(state, member.Rechecked(1, ROOT), 0)
         body = pb.StateReport(round=1, head=table.head.digest, state=ROOT, replayed=True)
         assert effects == [member.Sign(kind, body) for kind in expected]
-        assert state.signing == {pb.KIND_CLAIM, *expected}
+        assert state.open.signing == {pb.KIND_CLAIM, *expected}
 
 
 # What comes back signed, and what the coordinator says of it.
@@ -983,9 +985,9 @@ def test_the_words_of_others_are_not_ours():
 def test_a_serial_that_an_earlier_life_signed_is_not_signed_again():
     table, state = machine(7)
     state, effects = member.step(state, member.Signed(table.claim(7, serial=41, round=9)), 0)
-    assert (state.serial, state.own, effects) == (41, {}, [])
+    assert (state.serial, state.open.own, effects) == (41, {}, [])
     state, _ = member.step(state, member.Signed(table.claim(7, serial=40)), 0)
-    assert (state.serial, set(state.own)) == (41, {pb.KIND_CLAIM})
+    assert (state.serial, set(state.open.own)) == (41, {pb.KIND_CLAIM})
     state, _ = member.step(state, member.Signed(table.report(7)), 0)
     assert state.serial == 41
     assert member.step(state, member.LeaveRun(), 0)[1][0].body.serial == 42  # type: ignore[union-attr]
@@ -1002,14 +1004,14 @@ def test_a_report_counts_no_serial():
 def test_a_receipt_is_about_the_ballot_that_is_here(ballot: bool | None, round: int, kept: bool):
     """None: no ballot is here."""
     node = Node(vote_seconds=100).vote()
-    here = node.state.ballot
+    here = node.state.open.ballot
     assert here is not None
     receipt = pb.Receipt(round=round, ballot=here.signing if ballot else digest("another"))
-    state = node.state if ballot is not None else replace(node.state, ballot=None)
+    state = node.state if ballot is not None else replace(node.state, open=replace(node.state.open, ballot=None))
     after, _ = member.step(
         state, member.Signed(seal(identity(0), pb.KIND_RECEIPT, node.table.run.run_id, receipt)), node.table.now
     )
-    assert (pb.KIND_RECEIPT in after.own) is kept
+    assert (pb.KIND_RECEIPT in after.open.own) is kept
 
 
 def test_a_new_word_is_offered_though_the_one_before_it_was_refused():
@@ -1017,11 +1019,11 @@ def test_a_new_word_is_offered_though_the_one_before_it_was_refused():
     (report,) = member.offers(node.state)
     node.feed(member.Answered(report, Outcome.REJECT, pb.REASON_WRONG_BASE, "no"))
     refused = {pb.KIND_STATE_REPORT: (pb.REASON_WRONG_BASE, "no")}
-    assert node.state.refused == refused
+    assert node.state.open.refused == refused
     node.feed(member.Signed(node.table.contribution(0)))
-    assert node.state.refused == refused
+    assert node.state.open.refused == refused
     node.feed(member.Signed(node.table.report(0, replayed=True)))
-    assert node.state.refused == {}
+    assert node.state.open.refused == {}
 
 
 def test_an_answer_to_what_we_no_longer_say_is_nothing():
@@ -1055,12 +1057,15 @@ def test_what_an_answer_means(
     table, state = machine(7 if claims else 0)
     word = table.claim(7) if claims else table.report(0)
     state, _ = member.step(state, member.Signed(word), 0)
-    state = replace(state, turned_away=AWAY, signing=frozenset())
+    state = replace(state, turned_away=AWAY, open=replace(state.open, signing=frozenset()))
     after, effects = member.step(state, member.Answered(word, outcome, reason, "why"), 0)
     assert after == replace(
         state,
-        held=frozenset({word.digest}) if held else frozenset(),
-        refused={word.kind: (reason, "why")} if refused else {},
+        open=replace(
+            state.open,
+            held=frozenset({word.digest}) if held else frozenset(),
+            refused={word.kind: (reason, "why")} if refused else {},
+        ),
         turned_away=turned_away,
     )
     assert effects == []
@@ -1076,7 +1081,7 @@ def test_what_an_earlier_life_announced_does_not_replace_what_is_said():
     said = node.said(pb.KIND_CONTRIBUTION)
     node.see(node.table.contribution(0, loss=7.0))
     assert node.said(pb.KIND_CONTRIBUTION) is said
-    assert node.state.seen == {}
+    assert node.state.open.seen == {}
 
 
 def test_no_more_contributions_are_seen_than_there_can_be_proofs(monkeypatch: pytest.MonkeyPatch):
@@ -1084,7 +1089,7 @@ def test_no_more_contributions_are_seen_than_there_can_be_proofs(monkeypatch: py
     monkeypatch.setattr(limits, "CLUSTERS", 1)
     words = [node.table.contribution(1, loss=float(n)) for n in range(3)]
     node.see(*words)
-    assert node.state.seen == {word.digest: word for word in words[:2]}
+    assert node.state.open.seen == {word.digest: word for word in words[:2]}
 
 
 def test_the_first_ballot_stays():
@@ -1096,7 +1101,7 @@ def test_the_first_ballot_stays():
         for seconds in (40, 80)
     )
     node.see(first, second)
-    assert (node.state.ballot, node.state.vote_by) == (first, node.table.now + 30)
+    assert (node.state.open.ballot, node.state.open.vote_by) == (first, node.table.now + 30)
 
 
 def test_a_verdict_on_what_was_not_seen_is_nothing():
@@ -1111,7 +1116,7 @@ def test_contributions_are_judged_once_each():
     first, second = node.table.contribution(1), node.table.contribution(2)
     assert node.feed(member.Seen(first)) == [member.Judge(first)]
     assert node.feed(member.Seen(second)) == [member.Judge(second)]
-    assert node.state.judging == {first.digest, second.digest}
+    assert node.state.open.judging == {first.digest, second.digest}
 
 
 def test_who_is_not_on_the_ballot_has_no_vote():
@@ -1136,7 +1141,7 @@ def test_a_receipt_says_all_it_knows_when_time_presses():
     node.feed(member.Judged(node.digests[0], (pb.REASON_NORM_MISMATCH, 1)))
     node.table.now += 75
     _, effects = member.step(node.state, member.Tick(), node.table.now)
-    ballot = node.state.ballot
+    ballot = node.state.open.ballot
     assert ballot is not None
     listed = list(ballot.body.contributions)
     reasons = {node.digests[0]: (pb.REASON_NORM_MISMATCH, 1), node.digests[1]: (pb.REASON_UNAVAILABLE, 0)}
@@ -1156,8 +1161,8 @@ def test_a_receipt_says_all_it_knows_when_time_presses():
         {"leaving": True},
         {"roots": {}},
         {"me": identity(7).peer},
-        {"ballot": None},
-        {"own": {}},
+        {"open": {"ballot": None}},
+        {"open": {"own": {}}},
         {"finished": True},
         {"whole": False},
     ],
@@ -1167,6 +1172,8 @@ def test_a_vote_that_will_not_be_cast_has_no_deadline(change: dict):
     assert member.next_deadline(node.state) == node.table.now + 75
     if "finished" in change:
         change = {"head": replace(node.state.head, finished=True)}
+    if "open" in change:
+        change = {"open": replace(node.state.open, **change["open"])}
     assert member.next_deadline(replace(node.state, **change)) is None
 
 

@@ -76,9 +76,8 @@ async def told(tmp_path: Path):
     registry = CollectorRegistry()
     registry.register(run)
     progress = SimpleNamespace(loss=2.0, step_seconds=0.1, tokens=5, total_steps=6, round=4, roots={2: chain.state_before(2)})
-    node = SimpleNamespace(
-        progress=progress, chain=chain, cluster=me, manifest=table.run, status=Status("training", "on the roster")
-    )
+    machine = SimpleNamespace(cluster=me, status=Status("training", "on the roster"))
+    node = SimpleNamespace(progress=progress, chain=chain, manifest=table.run, machine=machine)
     registry.register(NodeMetrics(node, SimpleNamespace(reachable=True), lambda: True))  # type: ignore[arg-type]
     well = Well()
     well.well = False

@@ -7,7 +7,7 @@ import pytest
 from tests.mutants.__main__ import ROOT, Mutant, table
 
 LINES, MUTANTS = table()
-EDGES = ("node/exchange.py", "coordinator/service.py")
+EDGES = ("node/downloader.py", "node/payload_checker.py", "coordinator/service.py")
 MACHINES = ("protocol/member.py", "protocol/round.py")
 
 

@@ -336,7 +336,7 @@ async def test_a_daemon_whose_dht_does_not_come_up_goes_on(tmp_path: Path):
             await network.server.start()
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(tasks.wait(), 4)  # the child has failed by now, and the daemon has not
-            assert network.address.endswith(str(network.ports["port"]))
+            assert network.address.endswith(str(network.endpoint.ports["port"]))
             await tasks.close()
     home.close()
 

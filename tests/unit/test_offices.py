@@ -10,7 +10,7 @@ import pytest
 
 from dilocox.coordinator.desk import Desk
 from dilocox.coordinator.office import Office, take_office, win_office, write_down_store
-from dilocox.coordinator.service import CoordinatorService
+from dilocox.coordinator.service import Contacts, CoordinatorService
 from dilocox.coordinator.shared_log import COMMITS_KEPT, LEASE_SECONDS, DeposedError
 from dilocox.coordinator.store import StoreError
 from dilocox.node.attest.verify import appraise
@@ -112,8 +112,10 @@ class Coordinator:
             )
             rpc.add_CoordinatorServicer_to_server(self.desk, network.server)
             office = await self._office(home, network, tasks, closing)
-            self.service = CoordinatorService(COORDINATOR, self.chain, pb.Envelope(), appraise, rounds=office.log)
-            self.service.callers = network.callers
+            contacts = Contacts(network.callers, network.directory)
+            signed = pb.Envelope()
+            self.service = CoordinatorService(COORDINATOR, self.chain, signed, appraise, rounds=office.log, contacts=contacts)
+            self.service.resume()
             office.open(self.service)
             await tasks.wait()
 

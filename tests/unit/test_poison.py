@@ -15,7 +15,8 @@ import torch
 from bench.poison.design import Unbounded
 from dilocox.cli.progress import working
 from dilocox.cli.verify import replay_round
-from dilocox.node.exchange import Exchange, takes_of
+from dilocox.node.apply_builder import takes_of
+from dilocox.node.downloader import Downloader
 from dilocox.node.outer.state import EncodedStage, StageState
 from dilocox.node.starts import state_blob
 from dilocox.node.training.commits import read_commit
@@ -33,6 +34,7 @@ from dilocox.transport.blobs import BlobStore, digest_of
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.rpc import ChannelPool
 from dilocox.transport.shares import share_root
+from tests.exchanges import exchange_of
 from tests.helpers import COORDINATOR, Table, identity, manifest
 
 CLUSTERS, HOSTILE = range(4), 3
@@ -299,13 +301,14 @@ async def test_what_a_restart_owes_is_known_by_tensor_while_leaves_are_served_an
     bowl.train(1)
     commit, stages = bowl.table.commits[-1], range(bowl.run.model.stages)
     items = chain.taken(commit.body)
-    exchange = Exchange(bowl.run, stages, bowl.store, Nobody(), ChannelPool(), identity(9).peer)
-    known = await exchange.counts(commit)
+    exchange = exchange_of(bowl.run, Downloader(identity(9).peer, bowl.store, Nobody(), ChannelPool()), stages)
+    known = await exchange.applies.counts(commit)
     expected = takes_of(bowl.run, items, [bowl.leaves[item.cluster] for item in items])
     assert [list(take.clips) for take in known.takes] == [list(take.clips) for take in expected]
     assert [list(take.payloads) for take in known.takes] == [list(take.payloads) for take in expected]
     loud = next(take for take in known.takes if take.cluster == identity(HOSTILE).peer)
     assert max(max(codes) for codes in loud.clips) > loud.clip > 0, "a tensor is clipped more than the whole"
-    elsewhere = Exchange(bowl.run, stages, BlobStore(tmp_path / "elsewhere"), Nobody(), ChannelPool(), identity(9).peer)
-    gone = await elsewhere.counts(commit)
+    nothing = Downloader(identity(9).peer, BlobStore(tmp_path / "elsewhere"), Nobody(), ChannelPool())
+    elsewhere = exchange_of(bowl.run, nothing, stages)
+    gone = await elsewhere.applies.counts(commit)
     assert [(take.clip, list(take.clips)) for take in gone.takes] == [(item.clip, []) for item in items]

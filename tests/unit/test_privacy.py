@@ -341,7 +341,7 @@ async def test_samples_that_will_be_drawn_are_looked_for(tmp_path: Path):
 
 
 def test_losses_are_told_to_nobody():
-    crew = Crew(lambda: 1, tells_loss=False)
+    crew = Crew(tells_loss=False)
     crew.step(worker.Step(loss=2.5, seconds=1.0))
     assert (crew.progress.loss, crew.progress.told_loss) == (2.5, 0.0)
     phase = Phase(worker.Boundary(round=1, loss=2.5, tokens=64), [worker.StagePayload(norm=1.0, size=5)], [])
@@ -369,11 +369,11 @@ async def test_what_is_not_within_the_budget_is_told_to_nobody(tmp_path: Path, m
         await node.tasks.race(until(lambda: node.pool.starts))
         node.pool.say(boundary=boundary(2, 10, own.noise))
         node.pool.say(boundary=boundary(3, 400, own.noise))
-        await node.tasks.race(until(lambda: [type(event) for event in node.events].count(events.PhaseEnded) == 2))
+        await node.tasks.race(until(lambda: [type(event) for event in node.port.emitted].count(events.PhaseEnded) == 2))
         await node.tasks.race(until(lambda: not own.room))
-        heard = [fact.round for fact in node.facts if isinstance(fact, member.PhaseEnded)]
+        heard = [fact.round for fact in node.port.fed if isinstance(fact, member.PhaseEnded)]
         assert heard == ([] if earlier else [2])
-        assert all(fact.loss == 0.0 for fact in node.facts if isinstance(fact, member.PhaseEnded))
+        assert all(fact.loss == 0.0 for fact in node.port.fed if isinstance(fact, member.PhaseEnded))
         assert account(tmp_path).spent > 4.0
     finally:
         await node.tasks.close()

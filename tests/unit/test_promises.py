@@ -11,16 +11,17 @@ import pytest
 import torch
 
 from dilocox.node.crew import Progress
-from dilocox.node.exchange import Exchange
+from dilocox.node.downloader import Downloader
+from dilocox.node.member_driver import MemberDriver
 from dilocox.node.outer.state import StageState
 from dilocox.node.own import OwnStatements
 from dilocox.node.participant import Participant
-from dilocox.node.starts import Starts, state_blob
+from dilocox.node.run_context import RunContext
+from dilocox.node.starts import state_blob
 from dilocox.node.training.trainer import Commit, Take
-from dilocox.protocol import limits
+from dilocox.protocol import limits, member
 from dilocox.protocol.errors import LocalError, RemoteError
 from dilocox.protocol.manifest import open_manifest
-from dilocox.protocol.member import MemberState
 from dilocox.protocol.messages import canonical, parse, seal
 from dilocox.protocol.norms import norm_code
 from dilocox.protocol.payload import owner_of
@@ -32,6 +33,8 @@ from dilocox.transport.event_log import EventLog
 from dilocox.transport.presence import Directory
 from dilocox.transport.rpc import ChannelPool
 from dilocox.transport.tasks import Tasks
+from dilocox.transport.traffic import Traffic
+from tests.exchanges import exchange_of
 from tests.helpers import COORDINATOR, Table, digest, identity, manifest
 
 OWNER = identity(99)
@@ -54,18 +57,15 @@ def test_a_manifest_is_its_owner_s():
 async def test_two_commits_for_one_round_halt_a_node(tmp_path: Path):
     table = Table(RUN).genesis()
     table.train(1)
-    node = Participant.__new__(Participant)
-    node.manifest, node.chain = RUN, ChainFile(tmp_path / "chain.db", RUN)
-    for commit in table.commits:
-        node.chain.append(commit.envelope)
-    await node.take_commit(table.commits[1].envelope)  # again: harmless
-    other = pb.Commit.FromString(table.commits[1].envelope.body)
-    other.closed_at_ms += 1
-    with pytest.raises(LocalError, match="two different commits"):
-        await node.take_commit(seal(COORDINATOR, pb.KIND_COMMIT, RUN.run_id, other).envelope)
-    with pytest.raises(RemoteError, match="signed by the coordinator"):
-        await node.take_commit(seal(identity(1), pb.KIND_COMMIT, RUN.run_id, other).envelope)
-    node.chain.close()
+    async with hearing(tmp_path, Says()) as node:
+        node.chain.append(table.commits[1].envelope)
+        await node.take_commit(table.commits[1].envelope)  # again: harmless
+        other = pb.Commit.FromString(table.commits[1].envelope.body)
+        other.closed_at_ms += 1
+        with pytest.raises(LocalError, match="two different commits"):
+            await node.take_commit(seal(COORDINATOR, pb.KIND_COMMIT, RUN.run_id, other).envelope)
+        with pytest.raises(RemoteError, match="signed by the coordinator"):
+            await node.take_commit(seal(identity(1), pb.KIND_COMMIT, RUN.run_id, other).envelope)
 
 
 class Says:
@@ -92,7 +92,7 @@ class Idle:
 
     def status(self) -> None: ...
 
-    def spoken(self, state: MemberState) -> None: ...
+    def chain_grew(self) -> None: ...
 
 
 @asynccontextmanager
@@ -107,9 +107,10 @@ async def hearing(folder: Path, coordinator: Says) -> AsyncIterator[Participant]
         chain.append(Table(RUN).genesis().commits[0].envelope)
         known: Any = Directory(None, identity(1), RUN.run_id, 1)
         said: Any = coordinator
-        nobody: Any = None
         workers: Any = Idle()
-        node = Participant(identity(1), RUN, chain, own, said, known, nobody, tasks, kept, nobody, lambda _: workers)
+        context = RunContext(identity(1), chain, BlobStore(folder / "blobs"), tasks)
+        machine = MemberDriver(context, member.start(RUN, identity(1).peer, chain.head), own, workers, kept)
+        node = Participant(context, machine, workers, said, known, own, Traffic())
         try:
             yield node
         finally:
@@ -157,10 +158,10 @@ class Announced:
             norm=norm_code(total) + norm_code_off,
         )
         self.statement = seal(identity(1), pb.KIND_CONTRIBUTION, RUN.run_id, body)
-        self.exchange = Exchange(RUN, range(RUN.model.stages), store, None, ChannelPool(), "me")  # type: ignore[arg-type]
+        self.exchange = exchange_of(RUN, Downloader("me", store, None, ChannelPool()))  # type: ignore[arg-type]
 
     async def verdict(self) -> tuple[int, int]:
-        return await self.exchange.judge(self.statement, digest("base"), RUN.compression.keep)
+        return await self.exchange.checker.judge(self.statement, digest("base"), RUN.compression.keep)
 
 
 async def test_announced_norms_are_checked_against_the_payload(tmp_path: Path):
@@ -168,7 +169,7 @@ async def test_announced_norms_are_checked_against_the_payload(tmp_path: Path):
     assert await Announced(tmp_path / "b", leaf_code=3).verdict() == (pb.REASON_NORM_MISMATCH, 1)
     assert await Announced(tmp_path / "c", norm_code_off=4).verdict() == (pb.REASON_NORM_MISMATCH, 0)
     spoiled = Announced(tmp_path / "d")
-    assert (await spoiled.exchange.judge(spoiled.statement, digest("other"), 8))[0] == pb.REASON_WRONG_BASE
+    assert (await spoiled.exchange.checker.judge(spoiled.statement, digest("other"), 8))[0] == pb.REASON_WRONG_BASE
 
 
 async def test_what_lies_here_is_no_list_because_somebody_calls_it_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -192,15 +193,15 @@ async def test_what_is_let_go_once_it_was_fetched_is_fetched_again(tmp_path: Pat
         if fetched[digest] == 1:
             store.remove(digest)
 
-    monkeypatch.setattr(good.exchange, "fetch_forever", fetch)
+    monkeypatch.setattr(good.exchange.downloader, "fetch_forever", fetch)
     assert await good.verdict() == (pb.REASON_UNSPECIFIED, 0)
     assert fetched.keys() == raw.keys()
     fetched.clear()
-    monkeypatch.setattr(good.exchange, "fetch", fetch)
-    assert len(await good.exchange.leaves(good.statement.body, ())) == RUN.model.stages
+    monkeypatch.setattr(good.exchange.downloader, "fetch", fetch)
+    assert len(await good.exchange.applies.payload_index(good.statement.body, ())) == RUN.model.stages
     root = store.put([state_blob({stage: digest(stage) for stage in range(RUN.model.stages)})])
     raw[root] = store.read(root)
-    starts = Starts(RUN, None, store, good.exchange)  # type: ignore[arg-type]
+    starts = good.exchange.starts(None)
     assert len(await starts.stages_of(1, root, ())) == RUN.model.stages
     assert fetched[root] == 2
 

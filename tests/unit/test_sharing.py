@@ -15,6 +15,7 @@ pytest.importorskip("pyeclib", reason="pip install -e '.[availability]'")
 
 from dilocox.cli.shares import show, told
 from dilocox.node import sampling as node_sampling
+from dilocox.node.downloader import Downloader
 from dilocox.node.restoring import ASKED_AT_ONCE, Answer, Restorer
 from dilocox.node.sampling import Asker, Sample, Sampler, askable
 from dilocox.node.sharing import Sharing, named_by
@@ -32,7 +33,7 @@ from dilocox.transport import erasure
 from dilocox.transport.blobs import BlobStore, digest_of
 from dilocox.transport.shares import ShareStore, share_bytes
 from tests.archived import RealTable, real_run
-from tests.helpers import identity
+from tests.helpers import identity, serve_also
 from tests.peers import Peer, meeting
 
 PEERS, ROUNDS = 6, 3
@@ -88,12 +89,9 @@ async def sharing(folder: Path, count: int = 1, **settings: object) -> AsyncIter
     async with meeting(folder, run, *[list(table.commits)] * PEERS) as peers:
         sharers = []
         for peer in peers:
-            kept = ShareStore(folder / str(peer.number) / "shares")
-            starts = Starts(run, peer.chain, peer.store, peer.exchange)
-            peer.service.share, peer.service.shelves = kept.get, (kept,)
-            scratch = folder / str(peer.number) / "restoring"
-            peer.exchange.shares = Restorer(scratch, peer.everybody, peer.channels, peer.chain, kept)
-            mine = Sharing(run, peer.chain, peer.store, kept, identity(peer.number).peer, starts.oldest_kept)
+            assert peer.shares is not None
+            starts = peer.exchange.starts(peer.chain)
+            mine = Sharing(run, peer.chain, peer.store, peer.shares, identity(peer.number).peer, starts.oldest_kept)
             sharers.append(Sharer(peer, mine, starts))
         for _ in range(count):
             table.train(1, range(PEERS))
@@ -119,7 +117,7 @@ async def test_half_of_the_roster_goes_with_its_disks_and_everything_is_restored
         one = left[0].peer
         payloads = 0
         for commit in table.commits[1:]:
-            apply = await one.exchange.take(commit)
+            apply = await one.exchange.applies.take(commit)
             assert len(apply.takes) == PEERS
             for item, take in zip(taken(commit.body), apply.takes, strict=True):
                 assert one.store.verify(item.contribution.leaves)
@@ -131,7 +129,9 @@ async def test_half_of_the_roster_goes_with_its_disks_and_everything_is_restored
         newest = table.run.snapshot_round(table.commits[-1].body.round)
         root = table.commits[newest].body.state
         for stage, digest in enumerate(await left[0].starts.stages_of(newest, root)):
-            await one.exchange.fetch(digest, left[0].starts.keepers(newest), stage=stage, by=NamedBy(newest, state=True))
+            await one.exchange.downloader.fetch(
+                digest, left[0].starts.keepers(newest), stage=stage, by=NamedBy(newest, state=True)
+            )
             assert one.store.read(digest) == table.store.read(digest)
         assert not BlobStore(tmp_path / str(one.number) / "restoring").digests(), "what was put together needs no parts"
 
@@ -143,7 +143,7 @@ async def test_with_one_more_gone_nothing_is_made_up(tmp_path: Path):
             sharer.peer.store.sweep(sharer.peer.store.digests())
         one = sharers[-1].peer
         with pytest.raises(RemoteError, match=r"2 of its shares are to be had, and 3 restore it"):
-            await one.exchange.take(table.commits[1])
+            await one.exchange.applies.take(table.commits[1])
         assert not one.store.digests()
 
 
@@ -180,7 +180,7 @@ async def test_shares_under_a_lie_are_passed_over(tmp_path: Path, state: bool, m
         for sharer in sharers:
             sharer.peer.store.sweep(sharer.peer.store.digests())
         for sharer in (sharers[0], sharers[-1]):
-            await sharer.peer.exchange.fetch(blob, [], size, by=NamedBy(1, state))
+            await sharer.peer.exchange.downloader.fetch(blob, [], size, by=NamedBy(1, state))
             assert sharer.peer.store.read(blob) == table.store.read(blob)
             assert sharer.peer.store.digests() == {blob}
         assert len(tried) == (6 if state else 4), "twice for what is right; what nothing proves is not fetched"
@@ -189,13 +189,13 @@ async def test_shares_under_a_lie_are_passed_over(tmp_path: Path, state: bool, m
 async def test_what_came_of_a_share_that_broke_off_does_not_stay(tmp_path: Path):
     """Who offers shares of a state may offer another one each time, send nearly all of it, and fill a disk so."""
     async with sharing(tmp_path) as (_, (one, liar, *_)):
-        assert isinstance(one.peer.exchange.shares, Restorer)
+        assert isinstance(one.peer.restorer, Restorer)
         blob, raw = digest_of([b"a state that nobody has"]), bytes(limits.CHUNK_BYTES + 16)
         lie = shares.make_shares(blob, len(raw), Code(2, 1), [liar.kept.store.put([raw])] * 2)[0]
         liar.kept.add([lie])
         liar.kept.store.path(lie.digest).write_bytes(raw[:-1] + b"x")
         with pytest.raises(RemoteError, match="0 of its shares are to be had"):
-            await one.peer.exchange.shares.fetch(blob, NamedBy(1, state=True), None, one.peer.store, len(raw))
+            await one.peer.restorer.fetch(blob, NamedBy(1, state=True), None, one.peer.store, len(raw))
         assert not list((tmp_path / str(one.peer.number) / "restoring").iterdir())
 
 
@@ -251,7 +251,7 @@ async def test_those_are_asked_first_who_should_have_a_share_and_no_more_than_it
     async with sharing(tmp_path) as (table, sharers):
         one = sharers[0].peer
         blob = taken(table.commits[1].body)[0].contribution.leaves
-        restorer, asked = one.exchange.shares, list[list[str]]()
+        restorer, asked = one.restorer, list[list[str]]()
         assert isinstance(restorer, Restorer)
         holders, code, root = restorer.holders.of(NamedBy(1), blob, None)
         assert code == Code(PEERS, PEERS // 2)
@@ -266,16 +266,17 @@ async def test_those_are_asked_first_who_should_have_a_share_and_no_more_than_it
 
         restorer.ask = noting  # type: ignore[method-assign, assignment]
         one.store.remove(blob)
-        await one.exchange.fetch(blob, [], by=NamedBy(1))
+        await one.exchange.downloader.fetch(blob, [], by=NamedBy(1))
         assert asked == [[*holders, *strangers[: ASKED_AT_ONCE - PEERS]]]
         for sharer in sharers[: PEERS // 2 + 1]:
-            sharer.peer.service.share = lambda blob: None
-        one.exchange.shares = other = Restorer(tmp_path / "other", one.everybody, one.channels, one.chain)
+            serve_also(sharer.peer.service, share=lambda blob: None)
+        other = Restorer(tmp_path / "other", one.everybody, one.channels, one.chain)
+        downloader = Downloader(identity(one.number).peer, one.store, one.everybody, one.channels, shares=other)
         other.holders.everybody, other.ask = restorer.holders.everybody, noting  # type: ignore[method-assign, assignment]
         asked.clear()
         one.store.remove(blob)
         with pytest.raises(RemoteError, match="2 of its shares are to be had"):
-            await one.exchange.fetch(blob, [], by=NamedBy(1))
+            await downloader.fetch(blob, [], by=NamedBy(1))
         assert [len(each) for each in asked] == [ASKED_AT_ONCE, ASKED_AT_ONCE, PEERS], "else everybody is asked"
 
 
@@ -291,9 +292,9 @@ async def test_who_answers_with_nonsense_is_passed_over(tmp_path: Path):
         blob = taken(table.commits[1].body)[0].contribution.leaves
         one = sharers[0]
         for sharer in sharers[1:3]:
-            sharer.peer.service.share = lambda blob: services.Share(blob=blob, shares=6, needed=3, size=1)
-        assert isinstance(one.peer.exchange.shares, Restorer)
-        answers = await one.peer.exchange.shares.ask(blob, [identity(number).peer for number in range(PEERS)])
+            serve_also(sharer.peer.service, share=lambda blob: services.Share(blob=blob, shares=6, needed=3, size=1))
+        assert isinstance(one.peer.restorer, Restorer)
+        answers = await one.peer.restorer.ask(blob, [identity(number).peer for number in range(PEERS)])
         assert {answer.share.index for answer in answers} == {
             share.index for s in (one, *sharers[3:]) if (share := s.kept.get(blob)) is not None
         }
@@ -302,8 +303,8 @@ async def test_who_answers_with_nonsense_is_passed_over(tmp_path: Path):
 
 def sampler(sharer: Sharer, seed: int = 0) -> Sampler:
     peer = sharer.peer
-    assert isinstance(peer.exchange.shares, Restorer)
-    return Sampler(sharer.sharing.manifest, peer.chain, peer.store, peer.exchange, peer.exchange.shares, Random(seed))
+    assert isinstance(peer.restorer, Restorer)
+    return Sampler(sharer.sharing.manifest, peer.chain, peer.store, peer.exchange.applies, peer.restorer, Random(seed))
 
 
 async def test_samples_find_who_withholds(tmp_path: Path):
@@ -314,8 +315,8 @@ async def test_samples_find_who_withholds(tmp_path: Path):
         assert [sample.why for sample in drawn] == [""] * 12
         assert len({(sample.blob, sample.index) for sample in drawn}) > 6
         names = [identity(number).peer for number in range(PEERS)]
-        sharers[1].peer.service.shelves = ()
-        sharers[2].peer.service.share = lambda blob: None
+        serve_also(sharers[1].peer.service, shelves=())
+        serve_also(sharers[2].peer.service, share=lambda blob: None)
         del sharers[3].peer.everybody.records[names[3]]
         found: dict[str, set[str]] = {name: set() for name in names}
         while any(not whys for whys in found.values()):
@@ -332,7 +333,7 @@ async def test_a_share_under_another_root_is_no_answer_though_nobody_else_answer
     async with sharing(tmp_path) as (_, sharers):
         auditor, liar = sampler(sharers[0]), sharers[1]
         for sharer in sharers[2:]:
-            sharer.peer.service.share = lambda blob: None
+            serve_also(sharer.peer.service, share=lambda blob: None)
         honest = liar.kept.get
 
         def lie(blob: bytes) -> services.Share | None:
@@ -342,7 +343,7 @@ async def test_a_share_under_another_root_is_no_answer_though_nobody_else_answer
             code = Code(share.shares, share.needed)
             return shares.make_shares(blob, share.size, code, [share.digest] * code.shares)[share.index]
 
-        liar.peer.service.share = lie
+        serve_also(liar.peer.service, share=lie)
         why: dict[str, str] = {}
         while identity(1).peer not in why:
             sample = await auditor.draw()
@@ -380,7 +381,7 @@ def drawn_to_ask(table: RealTable, sharers: list[Sharer]) -> tuple[Drawn, Asker,
     [asked] = sampling.due(table.run, table.head)
     by_peer = {identity(sharer.peer.number).peer: sharer for sharer in sharers}
     me = sorted(asked.samplers)[0]
-    us, restorer = Drawn(member.start(table.run, me, table.head)), by_peer[me].peer.exchange.shares
+    us, restorer = Drawn(member.start(table.run, me, table.head)), by_peer[me].peer.restorer
     assert isinstance(restorer, Restorer)
     return us, Asker(us, restorer, by_peer[me].kept, Random(1)), by_peer[asked.cluster], asked.cluster
 
@@ -395,11 +396,11 @@ async def test_who_is_drawn_to_ask_hears_whether_the_shares_are_there(tmp_path: 
         assert len(us.told) == 1, "once is enough in a round"
 
         us.state = replace(us.state, head=replace(table.head, digest=next_that_asks(table, me, asked)))
-        target.peer.service.share = lambda blob: None  # it lost its disk, or never kept them
+        serve_also(target.peer.service, share=lambda blob: None)  # it lost its disk, or never kept them
         await asker.look()
         await asker.look()
         assert us.told[1:] == [Sampled(asked, False)] * 2, "it is asked again"
-        target.peer.service.share = target.kept.get
+        serve_also(target.peer.service, share=target.kept.get)
         await asker.look()
         assert us.told[3:] == [Sampled(asked, True)]
 
@@ -416,7 +417,7 @@ async def test_who_passes_on_another_s_share_shows_none(tmp_path: Path):
     async with sharing(tmp_path, ROUNDS) as (table, sharers):
         us, asker, target, asked = drawn_to_ask(table, sharers)
         other = next(sharer for sharer in sharers if identity(sharer.peer.number).peer not in (us.state.me, asked))
-        target.peer.service.share, target.peer.service.shelves = other.kept.get, (other.kept,)
+        serve_also(target.peer.service, share=other.kept.get, shelves=(other.kept,))
         await asker.look()
         assert us.told == [Sampled(asked, False)]
 
@@ -425,13 +426,13 @@ async def test_who_keeps_a_few_shares_is_not_asked_until_it_has_one(tmp_path: Pa
     async with sharing(tmp_path, ROUNDS) as (table, sharers):
         us, asker, target, asked = drawn_to_ask(table, sharers)
         wanted: list[bytes] = []
-        target.peer.service.share = lambda blob: wanted.append(blob)  # nothing, yet
+        serve_also(target.peer.service, share=lambda blob: wanted.append(blob))  # nothing, yet
         for _ in range(12):
             await asker.look()
         assert us.told == [Sampled(asked, False)] * 12
         assert len(wanted) == 12
         assert len(set(wanted)) == 1, "one is drawn for the round"
-        target.peer.service.share = target.kept.get
+        serve_also(target.peer.service, share=target.kept.get)
         await asker.look()
         assert us.told[12:] == [Sampled(asked, True)]
 
@@ -457,7 +458,7 @@ async def test_who_lets_us_wait_keeps_nobody_else_from_being_asked(tmp_path: Pat
             return target.kept.get(blob)
 
         monkeypatch.setattr(us, "feed", tell)
-        target.peer.service.share = late
+        serve_also(target.peer.service, share=late)
         await asker.look()
         assert sorted(us.told[:-1], key=str) == sorted((Sampled(other, True) for other in others), key=str)
         assert us.told[-1] == Sampled(slow, True)
@@ -476,10 +477,10 @@ async def test_nobody_is_asked_for_what_it_need_not_have_had(tmp_path: Path):
             sharer.follow(table, len(table.commits) - 1)
         us = Drawn(member.start(table.run, identity(others[0]).peer, table.head))
         us.state = replace(us.state, head=replace(table.head, digest=next_that_asks(table, us.state.me, away)))
-        restorer = sharers[others[0]].peer.exchange.shares
+        restorer = sharers[others[0]].peer.restorer
         assert isinstance(restorer, Restorer)
         asker = Asker(us, restorer, sharers[others[0]].kept, Random(1))
-        sharers[number].peer.service.share = lambda blob: None
+        serve_also(sharers[number].peer.service, share=lambda blob: None)
         await asker.look()
         assert us.told == []
 
@@ -500,7 +501,7 @@ async def test_what_a_chain_that_was_given_up_named_takes_nobody_s_room(tmp_path
         unknown = {share.blob for share in one.kept.shares() if share.round > ROUNDS}
         assert len(unknown) == 2, "the chain may only be behind: chain.db was damaged, and is read from others again"
         assert {share.blob for share in one.kept.shares()} - unknown == due | states
-        restorer = one.peer.exchange.shares
+        restorer = one.peer.restorer
         assert isinstance(restorer, Restorer)
         asked = next(share for share in one.kept.shares() if not share.state), identity(0).peer, identity(1).peer
         assert restorer.holders.in_cluster(*asked)[0]
@@ -528,7 +529,7 @@ async def test_who_is_asked_was_there_has_had_time_and_has_room(tmp_path: Path, 
 
 async def test_the_chain_says_how_much_room_a_round_s_shares_take(tmp_path: Path):
     async with sharing(tmp_path, ROUNDS) as (table, sharers):
-        restorer = sharers[0].peer.exchange.shares
+        restorer = sharers[0].peer.restorer
         assert isinstance(restorer, Restorer)
         took = 0
         for number in range(1, table.head.round):
@@ -559,8 +560,8 @@ def next_that_asks(table: RealTable, me: str, cluster: str, skip: int = 0) -> by
 async def test_nobody_is_asked_for_shares_of_a_round_that_just_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     async with sharing(tmp_path, ROUNDS) as (table, sharers):
         one = sharers[0]
-        assert isinstance(one.peer.exchange.shares, Restorer)
-        parts = table.run, one.peer.chain, one.peer.store, one.peer.exchange, one.peer.exchange.shares
+        assert isinstance(one.peer.restorer, Restorer)
+        parts = table.run, one.peer.chain, one.peer.store, one.peer.exchange.applies, one.peer.restorer
         monkeypatch.setattr(node_sampling, "SETTLED", 3)
         sampler = Sampler(*parts, Random(1))
         assert {(await sampler.draw()).round for _ in range(20)} == {1}, "of three"

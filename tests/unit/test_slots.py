@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from dilocox.node.exchange import FETCHES_AT_ONCE, places_behind
+from dilocox.node.downloader import FETCHES_AT_ONCE, places_behind
 from dilocox.transport.slots import Slots
 from tests.helpers import until
 

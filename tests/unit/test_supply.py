@@ -12,7 +12,7 @@ from dilocox.node.data import build as builder
 from dilocox.node.data import supply
 from dilocox.node.data.check import check_corpus
 from dilocox.node.data.supply import Supply
-from dilocox.node.exchange import FetchStatistics
+from dilocox.node.downloader import FetchStatistics
 from dilocox.protocol import limits
 from dilocox.protocol.corpus import Corpus, order_of, samples_in
 from dilocox.protocol.errors import ConfigError, RemoteError

@@ -256,9 +256,8 @@ async def test_who_meets_a_follower_learns_that_the_owner_has_spoken(tmp_path: P
         blob = astray.store.put([b"payload"])
         forged = appointment(astray.chain.head, 7, pen=NEW)
         liar.forks.tip = lambda: services.Tip(appointment=forged)  # type: ignore[method-assign]
-        liar.heads.ours = liar.forks.tip
-        await liar.exchange.fetch(blob, [identity(0).peer])
-        await follower.exchange.fetch(blob, [identity(0).peer])
+        await liar.exchange.downloader.fetch(blob, [identity(0).peer])
+        await follower.exchange.downloader.fetch(blob, [identity(0).peer])
         assert f"appointed {NEW.peer}" in str(await astray.ended())
 
 

@@ -1,4 +1,4 @@
-"""Payloads between peers: fetch, check, vote. Everything heavy runs in threads; nothing here imports torch."""
+"""Downloads of blobs from peers, from an archive, and from erasure shards."""
 
 import asyncio
 import logging
@@ -11,32 +11,23 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from dilocox.protocol import limits
-from dilocox.protocol.chain import Taken, taken
-from dilocox.protocol.chain import holders as holders_of
-from dilocox.protocol.counting import Announced, tensor_clips
-from dilocox.protocol.data_root import check_root, check_work, work_root
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.head import Cluster
 from dilocox.protocol.ids import short
-from dilocox.protocol.leaves import check_bounds, check_leaves, check_payload, layout_of, read_leaves
-from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.member import Verdict
-from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.pb import worker_pb2 as worker
 from dilocox.protocol.shares import NamedBy
 from dilocox.transport.archive.source import ArchiveSource
 from dilocox.transport.blobs import BlobStore
-from dilocox.transport.heads import Heads
 from dilocox.transport.rpc import ChannelPool, fetch_blob
-from dilocox.transport.shares import share_root
 from dilocox.transport.slots import Slots
 
-__all__ = ["FETCHES_AT_ONCE", "Exchange", "FetchStatistics", "had", "places_behind", "takes_of"]
+__all__ = ["FETCHES_AT_ONCE", "Downloader", "FetchStatistics", "Finder", "Restores", "Roster", "had", "places_behind"]
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Roster = Callable[[], Mapping[str, Cluster]]
+"""Returns the clusters that take part now, by name, each of whose hosts serves its own stages."""
 
 RETRY_SECONDS = 0.5
 LINGER_SECONDS = 2.0
@@ -86,34 +77,23 @@ class Download:
             self.task.cancel()
 
 
-class Exchange:
+class Downloader:
+    """Downloads into one store. Concurrent calls for one blob share a download."""
+
     def __init__(
         self,
-        manifest: Manifest,
-        stages: Iterable[int],
+        me: str,
         store: BlobStore,
         directory: Finder,
         channels: ChannelPool,
-        me: str,
-        heads: Heads | None = None,
-        roster: Callable[[], Mapping[str, Cluster]] = dict,
+        roster: Roster = dict,
         archive: ArchiveSource | None = None,
+        shares: Restores | None = None,
     ) -> None:
-        """`roster`: the clusters that take part now, by name, each of whose boxes serves its own stages. `archive`: asked after all
-        peers."""
-        self._manifest, self._store, self._directory, self._channels, self._me = (
-            manifest,
-            store,
-            directory,
-            channels,
-            me,
-        )
-        self._heads, self._roster, self._archive = heads or Heads(), roster, archive
+        """`me`: our peer id. `archive`: asked after all peers; `shares`: asked last, for a blob that a commit names."""
+        self._me, self.store, self._directory, self._channels = me, store, directory, channels
+        self._heads, self._roster, self._archive, self._shares = channels.heads, roster, archive, shares
         self.traffic = channels.traffic
-        self.shares: Restores | None = None
-        """Asked last of all, where the run keeps shares."""
-        self.stages = frozenset(stages)
-        """Hosted here: of other stages nothing is fetched."""
         self._downloads: dict[bytes, Download] = {}
         self._slots = Slots(FETCHES_AT_ONCE)
         self._counts: Counter[str] = Counter()
@@ -156,7 +136,7 @@ class Exchange:
         """Whether it is here, and right. Blocking. Raises RemoteError where it is something else, and larger: who asks may read it
         whole."""
         try:
-            size = self._store.size(digest) if self._store.sound(digest) else None
+            size = self.store.size(digest) if self.store.sound(digest) else None
         except FileNotFoundError:  # it was let go this very moment
             size = None
         if size is not None and size > max_size:
@@ -188,7 +168,7 @@ class Exchange:
                     heard = partial(self._heads.take, peer)
                     channel = self._channels.channel(record)
                     spend = self.traffic.download.spend
-                    received = await fetch_blob(channel, self._store, digest, max_size, watch, heard, spend)
+                    received = await fetch_blob(channel, self.store, digest, max_size, watch, heard, spend)
                 self._counts.update(bytes=received, fetches=1)
                 return
             except RemoteError as error:
@@ -199,16 +179,16 @@ class Exchange:
                 self._held.pop(digest, None)
         if self._archive is not None:
             try:
-                received = await self._archive.fetch(digest, self._store, max_size)
+                received = await self._archive.fetch(digest, self.store, max_size)
                 self.traffic.bytes["received", "archive"] += received
                 self._counts.update(bytes=received, fetches=1)
                 await self.traffic.download.spend(received)
                 return
             except RemoteError as error:  # whatever is wrong with it is nobody else's fault
                 last = RemoteError(pb.REASON_UNAVAILABLE, f"{last.detail}; {error.detail}")
-        if self.shares is not None and by is not None:
+        if self._shares is not None and by is not None:
             try:
-                received = await self.shares.fetch(digest, by, stage, self._store, max_size)
+                received = await self._shares.fetch(digest, by, stage, self.store, max_size)
                 self._counts.update(bytes=received, fetches=1)
                 return
             except RemoteError as error:  # a lie among them is nobody's whom we asked for the blob
@@ -252,90 +232,6 @@ class Exchange:
                         asked.add(box)
                         yield box
 
-    async def leaves(self, contribution: pb.Contribution, providers: Iterable[str]) -> list[pb.Leaf]:
-        """What a counted contribution announces, stage by stage. Raises RemoteError when it cannot be had, or is not that."""
-        blob, by = contribution.leaves, NamedBy(contribution.round)
-        fetch = partial(self.fetch, blob, providers, limits.LEAVES_BYTES, by=by)
-        return read_leaves(self._manifest, await had(fetch, partial(self._store.read, blob)))
-
-    async def take(self, commit: Statement[pb.Commit]) -> worker.Apply:
-        """Have what a commit counts of our stages; what workers need to apply it. Raises RemoteError when it is not to be had."""
-        holders, items, by = holders_of(commit.body), taken(commit.body), NamedBy(commit.body.round)
-        leaves = []
-        for item in items:
-            providers = holders[item.cluster]
-            announced = await self.leaves(item.contribution, providers)
-            ours = [leaf for leaf in announced if leaf.stage in self.stages]
-            wanted = (self.fetch(leaf.digest, providers, leaf.size, leaf.stage, by) for leaf in ours)
-            await asyncio.gather(*wanted)
-            leaves.append(announced)
-        takes = await asyncio.to_thread(takes_of, self._manifest, items, leaves)
-        return worker.Apply(commit=commit.envelope.SerializeToString(), takes=takes)
-
-    async def counts(self, commit: Statement[pb.Commit]) -> worker.Apply:
-        """Whom a commit counts and what it clips of them; no payload is fetched. Where nobody serves the leaves any more, only what
-        it clips in total is known."""
-        holders, items = holders_of(commit.body), taken(commit.body)
-        try:
-            leaves = [await self.leaves(item.contribution, holders[item.cluster]) for item in items]
-        except RemoteError as error:
-            log.info("commit %d: its clips of single tensors are not known: %s", commit.body.round, error)
-            takes = [worker.Take(cluster=item.cluster, weight=item.weight, clip=item.clip) for item in items]
-        else:
-            takes = await asyncio.to_thread(takes_of, self._manifest, items, leaves)
-        return worker.Apply(commit=commit.envelope.SerializeToString(), takes=takes)
-
-    async def judge(self, contribution: Statement[pb.Contribution], base: bytes, rank_or_k: int) -> Verdict:
-        """Fetch and check the payloads of our stages; `base`: our own state root. Fetches until cancelled."""
-        body, stage, roster = contribution.body, 0, self._roster()
-        try:
-            if body.base_state != base:
-                raise RemoteError(pb.REASON_WRONG_BASE, "it built on another state than ours")
-            providers = [contribution.peer, *body.holders]
-            fetch = partial(self.fetch_forever, body.leaves, providers, limits.LEAVES_BYTES)
-            leaves = read_leaves(self._manifest, await had(fetch, partial(self._store.read, body.leaves)))
-            check_leaves(body, leaves)
-            check_work(body, await had(fetch, partial(self._share_root, roster, body.leaves, None)), leaves)
-            for leaf in leaves:
-                stage = leaf.stage
-                check_bounds(self._manifest, leaf)
-                if stage in self.stages:
-                    layout_of(self._manifest, stage, rank_or_k).check_size(leaf.size)
-                    fetch = partial(self.fetch_forever, leaf.digest, providers, leaf.size, stage)
-                    await had(fetch, partial(self._check, contribution, leaf, rank_or_k, roster))
-        except RemoteError as error:
-            log.info("payload of %s, stage %d: %s", short(contribution.peer), stage, error)
-            return error.reason, stage
-        return pb.REASON_UNSPECIFIED, 0
-
-    def _check(
-        self, contribution: Statement[pb.Contribution], leaf: pb.Leaf, rank_or_k: int, roster: Mapping[str, Cluster]
-    ) -> None:
-        """And its shares: coding is as fast as reading, and a root that is none would leave nobody with a proof."""
-        raw = self._store.view(leaf.digest)
-        check_payload(self._manifest, contribution.peer, contribution.body.round, leaf, raw, rank_or_k)
-        check_root(leaf, self._share_root(roster, leaf.digest, leaf.stage))
-
-    def _share_root(self, roster: Mapping[str, Cluster], blob: bytes, stage: int | None) -> bytes:
-        """Blocking."""
-        return share_root(self._manifest, roster, self._store, blob, stage)
-
-    def with_roots(self, boundary: worker.Boundary) -> worker.Boundary:
-        """What a worker of ours made in the open round, with the root over the shares of each payload. Blocking. Raises
-        FileNotFoundError where one is not here."""
-        if self._manifest.availability is None:
-            return boundary
-        after = worker.Boundary.FromString(boundary.SerializeToString())
-        for payload in after.payloads:
-            payload.shares = self._share_root(self._roster(), payload.digest, payload.stage)
-        return after
-
-    def work_root(self, leaves: bytes, announced: Sequence[pb.Leaf]) -> bytes:
-        """Of a contribution to the open round, whose leaves are here; empty where the run keeps no shares. Blocking."""
-        if self._manifest.availability is None:
-            return b""
-        return work_root(self._share_root(self._roster(), leaves, None), announced)
-
 
 async def had(fetch: Callable[[], Awaitable[None]], read: Callable[[], T]) -> T:
     """What `read`, which blocks, makes of a blob that `fetch` has: again where it was let go in between, as nobody needed it but
@@ -351,17 +247,3 @@ def places_behind(us: str, other: str, clusters: Iterable[str]) -> int:
     once. In the order in which work is announced everybody would ask the same few, while the others' lines stand idle."""
     ring = sorted({us, other, *clusters})
     return (ring.index(other) - ring.index(us)) % len(ring)
-
-
-def takes_of(manifest: Manifest, items: Sequence[Taken], leaves: Sequence[Sequence[pb.Leaf]]) -> list[worker.Take]:
-    """What a commit takes of each of the counted, in their order; `leaves`: what each announced."""
-    announced = [
-        Announced(item.contribution.norm, item.clip, item.say, [leaf.norms for leaf in each])
-        for item, each in zip(items, leaves, strict=True)
-    ]
-    return [
-        worker.Take(
-            cluster=item.cluster, weight=item.weight, clip=item.clip, payloads=[leaf.digest for leaf in each], clips=clips
-        )
-        for item, each, clips in zip(items, leaves, tensor_clips(manifest, announced), strict=True)
-    ]

@@ -1,0 +1,76 @@
+"""What workers need to apply a commit: the payloads that it counts, with weights and clips."""
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+from dilocox.node.downloader import Downloader, had
+from dilocox.node.hosted import HostedStages
+from dilocox.protocol import limits
+from dilocox.protocol.chain import Taken, taken
+from dilocox.protocol.chain import holders as holders_of
+from dilocox.protocol.counting import Announced, tensor_clips
+from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.leaves import read_leaves
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.messages import Statement
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.pb import worker_pb2 as worker
+from dilocox.protocol.shares import NamedBy
+
+__all__ = ["ApplyBuilder", "takes_of"]
+
+log = logging.getLogger(__name__)
+
+
+class ApplyBuilder:
+    def __init__(self, manifest: Manifest, downloader: Downloader, hosted: HostedStages) -> None:
+        self._manifest, self._downloader, self._hosted = manifest, downloader, hosted
+
+    async def payload_index(self, contribution: pb.Contribution, providers: Iterable[str]) -> list[pb.Leaf]:
+        """Return the payload index of a counted contribution. Raises RemoteError where it cannot be downloaded or is malformed."""
+        blob, by = contribution.leaves, NamedBy(contribution.round)
+        fetch = partial(self._downloader.fetch, blob, providers, limits.LEAVES_BYTES, by=by)
+        return read_leaves(self._manifest, await had(fetch, partial(self._downloader.store.read, blob)))
+
+    async def take(self, commit: Statement[pb.Commit]) -> worker.Apply:
+        """Download what a commit counts of our stages; return what workers apply. Raises RemoteError where nobody serves it."""
+        holders, items, by = holders_of(commit.body), taken(commit.body), NamedBy(commit.body.round)
+        leaves = []
+        for item in items:
+            providers = holders[item.cluster]
+            announced = await self.payload_index(item.contribution, providers)
+            ours = [leaf for leaf in announced if leaf.stage in self._hosted]
+            wanted = (self._downloader.fetch(leaf.digest, providers, leaf.size, leaf.stage, by) for leaf in ours)
+            await asyncio.gather(*wanted)
+            leaves.append(announced)
+        takes = await asyncio.to_thread(takes_of, self._manifest, items, leaves)
+        return worker.Apply(commit=commit.envelope.SerializeToString(), takes=takes)
+
+    async def counts(self, commit: Statement[pb.Commit]) -> worker.Apply:
+        """Return whom a commit counts and what it clips of them; download no payload. Where nobody serves a payload index any more,
+        the clips of single tensors are unknown."""
+        holders, items = holders_of(commit.body), taken(commit.body)
+        try:
+            leaves = [await self.payload_index(item.contribution, holders[item.cluster]) for item in items]
+        except RemoteError as error:
+            log.info("commit %d: its clips of single tensors are not known: %s", commit.body.round, error)
+            takes = [worker.Take(cluster=item.cluster, weight=item.weight, clip=item.clip) for item in items]
+        else:
+            takes = await asyncio.to_thread(takes_of, self._manifest, items, leaves)
+        return worker.Apply(commit=commit.envelope.SerializeToString(), takes=takes)
+
+
+def takes_of(manifest: Manifest, items: Sequence[Taken], leaves: Sequence[Sequence[pb.Leaf]]) -> list[worker.Take]:
+    """What a commit takes of each of the counted, in their order; `leaves`: what each announced."""
+    announced = [
+        Announced(item.contribution.norm, item.clip, item.say, [leaf.norms for leaf in each])
+        for item, each in zip(items, leaves, strict=True)
+    ]
+    return [
+        worker.Take(
+            cluster=item.cluster, weight=item.weight, clip=item.clip, payloads=[leaf.digest for leaf in each], clips=clips
+        )
+        for item, each, clips in zip(items, leaves, tensor_clips(manifest, announced), strict=True)
+    ]

@@ -1,0 +1,50 @@
+"""What the workers of one worker group say, on all hosts of a cluster."""
+
+import asyncio
+
+from dilocox.protocol.pb import boxes_pb2 as boxes
+from dilocox.protocol.pb import worker_pb2 as worker
+
+__all__ = ["HostEvents"]
+
+
+class HostEvents:
+    """`queue` yields events in order per worker; None when the worker group has ended on all hosts.
+
+    The service that the other hosts call puts theirs in, as soon as this daemon serves; the lead host's own are added by `put`.
+    """
+
+    def __init__(self) -> None:
+        self.queue: asyncio.Queue[tuple[int, worker.WorkerEvent] | None] = asyncio.Queue()
+        self.group = 0
+        """Number of the worker group."""
+        self.workers = 0
+        """Of this worker group; 0: it is not launched yet."""
+        self.phases = 0
+        """Local phases that its workers ended."""
+        self.failure = ""
+        """Why a worker of another host failed."""
+
+    def begin(self) -> int:
+        """Return the number of a new worker group; what workers of earlier ones say is dropped from now on."""
+        self.group += 1
+        self.workers, self.phases, self.failure = 0, 0, ""
+        return self.group
+
+    def launch(self, workers: int) -> None:
+        self.workers = workers
+
+    def end(self) -> None:
+        self.queue.put_nowait(None)
+
+    def put(self, rank: int, event: worker.WorkerEvent) -> None:
+        self.phases += event.HasField("boundary")
+        self.queue.put_nowait((rank, event))
+
+    def hear(self, said: boxes.WorkerSaid) -> None:
+        """Take what a worker of another host says."""
+        if said.generation != self.group or said.rank >= self.workers:
+            return
+        if said.event.HasField("failed"):
+            self.failure = f"a worker of another box failed: {said.event.failed}"
+        self.put(said.rank, said.event)

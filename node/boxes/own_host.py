@@ -1,0 +1,71 @@
+"""What a host of a cluster does for the stages that it has. The lead host does it for its own, and asks the others for theirs."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+
+from dilocox.node.apply_builder import ApplyBuilder
+from dilocox.node.hosted import HostedStages
+from dilocox.node.payload_checker import PayloadChecker
+from dilocox.node.relays import Relays
+from dilocox.node.shard_roots import ShardRoots
+from dilocox.node.starts import Starts
+from dilocox.protocol.facts import Verdict
+from dilocox.protocol.messages import Statement
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.pb import worker_pb2 as worker
+
+__all__ = ["OwnHost"]
+
+
+class OwnHost:
+    def __init__(
+        self,
+        hosted: HostedStages,
+        checker: PayloadChecker,
+        applies: ApplyBuilder,
+        starts: Starts,
+        roots: ShardRoots,
+        relays: Relays,
+    ) -> None:
+        self._hosted, self._checker, self._applies = hosted, checker, applies
+        self._starts, self._roots, self._relays = starts, roots, relays
+
+    def host(self, stages: Iterable[int]) -> None:
+        """Have these stages from now on."""
+        self._hosted.host(stages)
+
+    async def judge(self, contribution: Statement[pb.Contribution], base: bytes, rank_or_k: int) -> Verdict:
+        """Download and check the payloads of our stages, until cancelled; `base`: our own state root."""
+        return await self._checker.judge(contribution, base, rank_or_k)
+
+    async def take(self, commit: Statement[pb.Commit]) -> worker.Apply:
+        """Download what a commit counts of our stages. Raises RemoteError where nobody serves it."""
+        return await self._applies.take(commit)
+
+    async def have(self, start: worker.Start, say: Callable[[str], None]) -> list[worker.Apply]:
+        """Download what a start needs of our stages; return the commits that it replays. Raises RemoteError where it cannot."""
+        return await self._starts.have(start, say)
+
+    async def with_commits(self, start: worker.Start) -> None:
+        """Add the commits of our own chain that a start needs. Raises RemoteError."""
+        await self._starts.with_commits(start)
+
+    async def sound(self, hello: worker.Hello) -> worker.Hello:
+        """Return what a worker of ours said, with only the boundaries whose payloads are here and right."""
+        return await asyncio.to_thread(self._starts.sound, hello)
+
+    async def with_roots(self, boundary: worker.Boundary) -> worker.Boundary:
+        """Return what a worker of ours made, with the root over the shards of each payload."""
+        return await asyncio.to_thread(self._roots.added, boundary)
+
+    async def work_root(self, index: bytes, announced: Sequence[pb.Leaf]) -> bytes:
+        """Return the root over the shards of what we announce; empty where the run keeps none."""
+        return await asyncio.to_thread(self._roots.of_work, index, announced)
+
+    def serves_its_own(self) -> bool:
+        """Return whether peers download our payloads from this host."""
+        return self._relays.serves_its_own()
+
+    async def find_relays(self, blobs: Sequence[bytes]) -> Sequence[str]:
+        """Have relays store these blobs; return their peer ids."""
+        return await self._relays.find(blobs)

@@ -1,0 +1,63 @@
+"""A voter's checks of a contribution: its payload index, and the payloads of our stages. Heavy work runs in threads."""
+
+import logging
+from collections.abc import Mapping
+from functools import partial
+
+from dilocox.node.downloader import Downloader, Roster, had
+from dilocox.node.hosted import HostedStages
+from dilocox.protocol import limits
+from dilocox.protocol.data_root import check_root, check_work
+from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.facts import Verdict
+from dilocox.protocol.head import Cluster
+from dilocox.protocol.ids import short
+from dilocox.protocol.leaves import check_bounds, check_leaves, check_payload, layout_of, read_leaves
+from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.messages import Statement
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.transport.shares import share_root
+
+__all__ = ["PayloadChecker"]
+
+log = logging.getLogger(__name__)
+
+
+class PayloadChecker:
+    def __init__(self, manifest: Manifest, downloader: Downloader, hosted: HostedStages, roster: Roster = dict) -> None:
+        self._manifest, self._downloader, self._hosted, self._roster = manifest, downloader, hosted, roster
+
+    async def judge(self, contribution: Statement[pb.Contribution], base: bytes, rank_or_k: int) -> Verdict:
+        """Download and check the payloads of our stages, until cancelled; `base`: our own state root."""
+        body, stage, roster = contribution.body, 0, self._roster()
+        try:
+            if body.base_state != base:
+                raise RemoteError(pb.REASON_WRONG_BASE, "it built on another state than ours")
+            providers = [contribution.peer, *body.holders]
+            fetch = partial(self._downloader.fetch_forever, body.leaves, providers, limits.LEAVES_BYTES)
+            leaves = read_leaves(self._manifest, await had(fetch, partial(self._downloader.store.read, body.leaves)))
+            check_leaves(body, leaves)
+            check_work(body, await had(fetch, partial(self._root, roster, body.leaves, None)), leaves)
+            for leaf in leaves:
+                stage = leaf.stage
+                check_bounds(self._manifest, leaf)
+                if stage in self._hosted:
+                    layout_of(self._manifest, stage, rank_or_k).check_size(leaf.size)
+                    fetch = partial(self._downloader.fetch_forever, leaf.digest, providers, leaf.size, stage)
+                    await had(fetch, partial(self._check, contribution, leaf, rank_or_k, roster))
+        except RemoteError as error:
+            log.info("payload of %s, stage %d: %s", short(contribution.peer), stage, error)
+            return error.reason, stage
+        return pb.REASON_UNSPECIFIED, 0
+
+    def _check(
+        self, contribution: Statement[pb.Contribution], leaf: pb.Leaf, rank_or_k: int, roster: Mapping[str, Cluster]
+    ) -> None:
+        """Raise RemoteError where a payload, or the root over its erasure shards, is not what its payload index says. Blocking."""
+        raw = self._downloader.store.view(leaf.digest)
+        check_payload(self._manifest, contribution.peer, contribution.body.round, leaf, raw, rank_or_k)
+        check_root(leaf, self._root(roster, leaf.digest, leaf.stage))
+
+    def _root(self, roster: Mapping[str, Cluster], blob: bytes, stage: int | None) -> bytes:
+        """Return the root over a blob's erasure shards; empty where the run keeps none. Blocking."""
+        return share_root(self._manifest, roster, self._downloader.store, blob, stage)

@@ -1,0 +1,97 @@
+"""Blobs that this host stores as a relay, for peers that are not reachable: payloads of the open round, and agreed states."""
+
+from collections.abc import Container, Iterable
+
+from dilocox.protocol import limits
+from dilocox.protocol.crypto import Identity
+from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.messages import seal
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.tensors import stage_tensors
+from dilocox.transport.blobs import BlobStore
+from dilocox.transport.chain_file import ChainFile
+
+__all__ = ["ROUNDS_KEPT", "AgreedStates", "RelayStore"]
+
+ROUNDS_KEPT = 2
+"""A push may come before the commit that opens its round; then it is named by a contribution, or not worth keeping."""
+STATE_COPIES = 2
+"""A state is the parameters and the outer momentum."""
+
+
+class AgreedStates:
+    """The blobs of states that joiners start from: roots that the chain names, and the stages that such a root names."""
+
+    def __init__(self, store: BlobStore) -> None:
+        self._store = store
+        self._roots: frozenset[bytes] = frozenset()
+
+    def name(self, roots: Iterable[bytes]) -> None:
+        """Contain the states with these roots, and no others."""
+        self._roots = frozenset(roots)
+
+    def __contains__(self, digest: object) -> bool:
+        return digest in self._roots or any(digest in self._store.stage_digests(root) for root in self._roots)
+
+
+class RelayStore:
+    def __init__(self, identity: Identity, chain: ChainFile, store: BlobStore, agreed: Container[bytes] = ()) -> None:
+        """`agreed`: blobs of states that joiners start from, which the run's relays store."""
+        self._identity, self._manifest, self._chain, self._store = identity, chain.manifest, chain, store
+        self._agreed, model = agreed, chain.manifest.model
+        stages = [stage_tensors(model, stage) for stage in range(model.stages)]
+        self._largest = max(4 * sum(tensor.elements for tensor in tensors) for tensors in stages)
+        self._most = max(self._largest, limits.LEAVES_BYTES)
+        """Bytes of what may be a payload, or its leaves."""
+        self._kept: dict[str, dict[bytes, int]] = {}
+        """By cluster: digests, and the round that was open."""
+        self._forgotten: set[bytes] = set()
+
+    def remember(self) -> None:
+        """What an earlier life kept: for as long as if it came now, whoever pushed it. Blocking.
+
+        Nothing says who did: everything here that could be a payload, our own too. States are known by the chain.
+        """
+        kept = self._kept.setdefault("", {})
+        for digest, size in self._store.sizes().items():
+            if size <= self._most:
+                kept[digest] = self._chain.head.round
+
+    def admit(self, author: str, digest: bytes, size: int) -> None:
+        """Raises RemoteError where we do not keep that for this peer."""
+        head = self._chain.head
+        if author not in head.cluster_by_peer:
+            raise RemoteError(pb.REASON_NOT_ON_ROSTER, "only members of the roster are kept for")
+        if size <= STATE_COPIES * self._largest + limits.LEAVES_BYTES and digest in self._agreed:
+            return
+        if size > self._most:
+            raise RemoteError(pb.REASON_OVERSIZE, f"{size} bytes are no payload of this run")
+        cluster = head.cluster_by_peer[author].cluster
+        kept = self._recent(cluster)
+        places = ROUNDS_KEPT * (self._manifest.model.stages + 1) + 1  # one for a state's root that our chain does not name yet
+        if digest not in kept and len(kept) >= places:
+            raise RemoteError(pb.REASON_RATE, f"that is more than the payloads of {ROUNDS_KEPT} rounds")
+        self._kept[cluster] = {**kept, digest: head.round}
+
+    def _recent(self, cluster: str) -> dict[bytes, int]:
+        """Without what no contribution can name any more."""
+        oldest = self._chain.head.round - ROUNDS_KEPT
+        return {digest: round for digest, round in self._kept.get(cluster, {}).items() if round > oldest}
+
+    def blobs(self) -> set[bytes]:
+        """What is worth keeping for others, whether a contribution names it yet or not."""
+        before = {digest for kept in self._kept.values() for digest in kept}
+        recent = {cluster: self._recent(cluster) for cluster in self._kept}
+        self._kept = {cluster: kept for cluster, kept in recent.items() if kept}
+        now = {digest for kept in self._kept.values() for digest in kept}
+        self._forgotten |= before - now
+        return now
+
+    def forgotten(self) -> set[bytes]:
+        """What was kept, and is not any more: told once."""
+        gone, self._forgotten = self._forgotten, set()
+        return gone
+
+    def acknowledge(self, digest: bytes) -> pb.Envelope:
+        body = pb.Held(blob=digest, round=self._chain.head.round)
+        return seal(self._identity, pb.KIND_HELD, self._manifest.run_id, body).envelope

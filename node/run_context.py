@@ -1,0 +1,30 @@
+"""What all parts of a node share about its run."""
+
+from dataclasses import dataclass
+
+from dilocox.protocol.crypto import Identity
+from dilocox.protocol.manifest import Manifest
+from dilocox.transport.blobs import BlobStore
+from dilocox.transport.chain_file import ChainFile
+from dilocox.transport.tasks import Tasks
+
+__all__ = ["RunContext"]
+
+
+@dataclass(frozen=True)
+class RunContext:
+    identity: Identity
+    chain: ChainFile
+    store: BlobStore
+    """Payloads and states of the run."""
+    tasks: Tasks
+    """Of the daemon: it ends when one of them fails."""
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.chain.manifest
+
+    @property
+    def me(self) -> str:
+        """Our peer id."""
+        return self.identity.peer

@@ -1,0 +1,28 @@
+"""What this machine downloads of a run, and where its workers can start from: one step of every composition root."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from dilocox.node.apply_builder import ApplyBuilder
+from dilocox.node.downloader import Downloader
+from dilocox.node.hosted import HostedStages
+from dilocox.node.starts import Starts
+from dilocox.transport.chain_file import ChainFile
+
+__all__ = ["RunData", "open_run_data"]
+
+
+@dataclass(frozen=True)
+class RunData:
+    downloader: Downloader
+    hosted: HostedStages
+    applies: ApplyBuilder
+    starts: Starts
+
+
+def open_run_data(chain: ChainFile, downloader: Downloader, stages: Iterable[int] | None = None) -> RunData:
+    """`stages`: that this host has; None: all of the model."""
+    manifest = chain.manifest
+    hosted = HostedStages(range(manifest.model.stages) if stages is None else stages)
+    applies = ApplyBuilder(manifest, downloader, hosted)
+    return RunData(downloader, hosted, applies, Starts(manifest, chain, downloader, applies, hosted))

@@ -1,0 +1,37 @@
+"""The parts of a node that download, check and apply payloads, made for tests."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from dilocox.node.apply_builder import ApplyBuilder
+from dilocox.node.boxes.own_host import OwnHost
+from dilocox.node.downloader import Downloader, Roster
+from dilocox.node.hosted import HostedStages
+from dilocox.node.payload_checker import PayloadChecker
+from dilocox.node.shard_roots import ShardRoots
+from dilocox.node.starts import Starts
+from dilocox.protocol.manifest import Manifest
+
+
+@dataclass(frozen=True)
+class Exchange:
+    manifest: Manifest
+    downloader: Downloader
+    hosted: HostedStages
+    checker: PayloadChecker
+    applies: ApplyBuilder
+    roots: ShardRoots
+
+    def starts(self, chain: Any) -> Starts:
+        return Starts(self.manifest, chain, self.downloader, self.applies, self.hosted)
+
+    def own_host(self, chain: Any, relays: Any) -> OwnHost:
+        return OwnHost(self.hosted, self.checker, self.applies, self.starts(chain), self.roots, relays)
+
+
+def exchange_of(run: Manifest, downloader: Downloader, stages: Iterable[int] | None = None, roster: Roster = dict) -> Exchange:
+    """`stages`: that its host has; None: all."""
+    hosted = HostedStages(range(run.model.stages) if stages is None else stages)
+    checker, applies = PayloadChecker(run, downloader, hosted, roster), ApplyBuilder(run, downloader, hosted)
+    return Exchange(run, downloader, hosted, checker, applies, ShardRoots(run, downloader.store, roster))

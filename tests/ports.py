@@ -1,0 +1,34 @@
+"""A member machine that takes every input and does nothing: the port of node/member_driver.py for tests."""
+
+from dilocox.node.changes import Changes
+from dilocox.protocol import events, member
+from dilocox.protocol.head import HostRange
+from dilocox.protocol.member import MemberState
+from dilocox.protocol.status import Status
+
+
+class Port:
+    def __init__(self, state: MemberState) -> None:
+        self.state, self.changes = state, Changes()
+        self.fed: list[member.Input] = []
+        self.emitted: list[events.Event] = []
+        self.shown: list[Status | None] = []
+
+    def feed(self, event: member.Input) -> None:
+        self.fed.append(event)
+
+    def emit(self, event: events.Event) -> None:
+        self.emitted.append(event)
+
+    def show(self, busy: Status | None) -> None:
+        self.shown.append(busy)
+
+    @property
+    def laid(self) -> list[tuple[HostRange, ...]]:
+        """The placements of stages on hosts that it was told, the newest last."""
+        return [event.hosts for event in self.fed if isinstance(event, member.Laid)]
+
+    @property
+    def whole(self) -> list[bool]:
+        """Whether all hosts of the stages were there, the newest last."""
+        return [event.here for event in self.fed if isinstance(event, member.Whole)]
