@@ -8,7 +8,7 @@ from functools import partial
 from dilocox.node.downloader import Downloader, had
 from dilocox.node.hosted import HostedStages
 from dilocox.protocol import limits
-from dilocox.protocol.chain import Taken, taken
+from dilocox.protocol.chain import NamedBy, Taken, taken
 from dilocox.protocol.chain import holders as holders_of
 from dilocox.protocol.counting import Announced, tensor_clips
 from dilocox.protocol.errors import RemoteError
@@ -17,7 +17,6 @@ from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import worker_pb2 as worker
-from dilocox.protocol.shares import NamedBy
 
 __all__ = ["ApplyBuilder", "takes_of"]
 

@@ -11,11 +11,11 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from dilocox.protocol import limits
+from dilocox.protocol.chain import NamedBy
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.head import Cluster
 from dilocox.protocol.ids import short
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.shares import NamedBy
 from dilocox.transport.archive.source import ArchiveSource
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.rpc import ChannelPool, fetch_blob

@@ -1,13 +1,12 @@
 """A voter's checks of a contribution: its payload index, and the payloads of our stages. Heavy work runs in threads."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from dilocox.node.downloader import Downloader, Roster, had
 from dilocox.node.hosted import HostedStages
 from dilocox.protocol import limits
-from dilocox.protocol.data_root import check_root, check_work
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.facts import Verdict
 from dilocox.protocol.head import Cluster
@@ -16,7 +15,6 @@ from dilocox.protocol.leaves import check_bounds, check_leaves, check_payload, l
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.transport.shares import share_root
 
 __all__ = ["PayloadChecker"]
 
@@ -37,7 +35,8 @@ class PayloadChecker:
             fetch = partial(self._downloader.fetch_forever, body.leaves, providers, limits.LEAVES_BYTES)
             leaves = read_leaves(self._manifest, await had(fetch, partial(self._downloader.store.read, body.leaves)))
             check_leaves(body, leaves)
-            check_work(body, await had(fetch, partial(self._root, roster, body.leaves, None)), leaves)
+            if self._manifest.availability is not None:
+                await had(fetch, partial(self._check_work, body, leaves, roster))
             for leaf in leaves:
                 stage = leaf.stage
                 check_bounds(self._manifest, leaf)
@@ -56,8 +55,19 @@ class PayloadChecker:
         """Raise RemoteError where a payload, or the root over its erasure shards, is not what its payload index says. Blocking."""
         raw = self._downloader.store.view(leaf.digest)
         check_payload(self._manifest, contribution.peer, contribution.body.round, leaf, raw, rank_or_k)
-        check_root(leaf, self._root(roster, leaf.digest, leaf.stage))
+        if self._manifest.availability is not None:
+            self._check_root(leaf, roster)
 
-    def _root(self, roster: Mapping[str, Cluster], blob: bytes, stage: int | None) -> bytes:
-        """Return the root over a blob's erasure shards; empty where the run keeps none. Blocking."""
-        return share_root(self._manifest, roster, self._downloader.store, blob, stage)
+    def _check_work(self, body: pb.Contribution, leaves: Sequence[pb.Leaf], roster: Mapping[str, Cluster]) -> None:
+        """Raise RemoteError where a contribution names another root than that of its shards. Blocking."""
+        from dilocox.protocol.data_root import check_work
+        from dilocox.transport.shares import share_root
+
+        check_work(body, share_root(self._manifest, roster, self._downloader.store, body.leaves, None), leaves)
+
+    def _check_root(self, leaf: pb.Leaf, roster: Mapping[str, Cluster]) -> None:
+        """Raise RemoteError where a payload makes other shards than its payload index says. Blocking."""
+        from dilocox.protocol.data_root import check_root
+        from dilocox.transport.shares import share_root
+
+        check_root(leaf, share_root(self._manifest, roster, self._downloader.store, leaf.digest, leaf.stage))

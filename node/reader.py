@@ -7,21 +7,21 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from dilocox.node.coordinator_link import CoordinatorLink
 from dilocox.node.downloader import Downloader
 from dilocox.node.forks import check_forks, follow_owner
-from dilocox.node.restoring import Restorer
 from dilocox.node.run_data import RunData, open_run_data
 from dilocox.node.starts import Starts
 from dilocox.protocol import limits
+from dilocox.protocol.chain import NamedBy
 from dilocox.protocol.corpus import BYTES
 from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
 from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import open_envelope
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.shares import NamedBy
 from dilocox.protocol.tensors import state_bytes
 from dilocox.transport.archive.archive import Archive, open_archive
 from dilocox.transport.archive.chain import archived_manifest, fill_chain, in_common, some_head
@@ -37,6 +37,9 @@ from dilocox.transport.rpc import ChannelPool
 from dilocox.transport.tasks import Tasks
 from dilocox.views import rows
 
+if TYPE_CHECKING:
+    from dilocox.node.restoring import Restorer
+
 __all__ = ["Reader", "open_archived", "open_reader"]
 
 ATTEMPTS = 5
@@ -51,7 +54,7 @@ class Reader:
     data: RunData
     source: ArchiveSource | None = None
     """Also asked for older states than peers keep."""
-    restorer: Restorer | None = None
+    restorer: "Restorer | None" = None
     """Where the run keeps shares."""
 
     @property
@@ -235,8 +238,11 @@ async def open_reader(
             await tasks.race(read_up.wait())
             source = None if place is None else ArchiveSource(place, link.run_id)
             store, me = BlobStore(path / "blobs"), home.identity.peer
-            shares = manifest.availability is not None
-            restorer = Restorer(path / "restoring", directory, channels, chain) if shares else None
+            restorer = None
+            if manifest.availability is not None:
+                from dilocox.node.restoring import Restorer
+
+                restorer = Restorer(path / "restoring", directory, channels, chain)
             downloader = Downloader(me, store, directory, channels, lambda: chain.head.roster, source, restorer)
             yield Reader(manifest, chain, open_run_data(chain, downloader), source, restorer)
         finally:

@@ -14,14 +14,14 @@ import grpc.aio
 
 from dilocox.node.downloader import Finder
 from dilocox.protocol import limits
-from dilocox.protocol.chain import taken
+from dilocox.protocol.chain import NamedBy, taken
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.head import Cluster, advance
 from dilocox.protocol.ids import short
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
-from dilocox.protocol.shares import Code, NamedBy, check_share, code_in, hosts, kept_since, most_shared, order, places
+from dilocox.protocol.shares import Code, check_share, code_in, hosts, kept_since, most_shared, order, places
 from dilocox.transport import erasure
 from dilocox.transport.blobs import BlobStore, digest_of
 from dilocox.transport.chain_file import ChainFile

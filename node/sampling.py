@@ -12,7 +12,7 @@ from dilocox.node.checks import Loops, Parts
 from dilocox.node.restoring import Due, Restorer
 from dilocox.node.sharing import Sharing, named_by
 from dilocox.protocol import sampling
-from dilocox.protocol.chain import holders, taken
+from dilocox.protocol.chain import NamedBy, holders, taken
 from dilocox.protocol.checks.availability import Sampled
 from dilocox.protocol.errors import ConfigError, RemoteError
 from dilocox.protocol.head import Head
@@ -21,7 +21,7 @@ from dilocox.protocol.member_state import MemberState
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
-from dilocox.protocol.shares import Code, Named, NamedBy
+from dilocox.protocol.shares import Code, Named
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.shares import ShareStore

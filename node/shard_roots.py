@@ -3,12 +3,10 @@
 from collections.abc import Sequence
 
 from dilocox.node.downloader import Roster
-from dilocox.protocol.data_root import work_root
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import worker_pb2 as worker
 from dilocox.transport.blobs import BlobStore
-from dilocox.transport.shares import share_root
 
 __all__ = ["ShardRoots"]
 
@@ -18,6 +16,8 @@ class ShardRoots:
         self._manifest, self._store, self._roster = manifest, store, roster
 
     def _root(self, blob: bytes, stage: int | None) -> bytes:
+        from dilocox.transport.shares import share_root
+
         return share_root(self._manifest, self._roster(), self._store, blob, stage)
 
     def added(self, boundary: worker.Boundary) -> worker.Boundary:
@@ -34,4 +34,6 @@ class ShardRoots:
         """Return the root of a contribution to the open round, whose payload index is here; empty where the run keeps no shards."""
         if self._manifest.availability is None:
             return b""
+        from dilocox.protocol.data_root import work_root
+
         return work_root(self._root(index, None), announced)

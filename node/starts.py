@@ -10,7 +10,7 @@ from dilocox.node.downloader import Downloader, had
 from dilocox.node.hosted import HostedStages
 from dilocox.node.phases import Phase, phase_of
 from dilocox.protocol import limits
-from dilocox.protocol.chain import taken
+from dilocox.protocol.chain import NamedBy, taken
 from dilocox.protocol.errors import ConfigError, RemoteError
 from dilocox.protocol.head import Head
 from dilocox.protocol.leaves import read_leaves
@@ -18,7 +18,6 @@ from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement, canonical, stages_in
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import worker_pb2 as worker
-from dilocox.protocol.shares import NamedBy
 from dilocox.protocol.tensors import imported_bytes, state_bytes
 from dilocox.transport.chain_file import ChainFile
 

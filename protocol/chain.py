@@ -8,7 +8,7 @@ is counted at most once (ledger.py); a commit that counts nobody changes nothing
 
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from dilocox.protocol.terms import appoint
 
 __all__ = [
     "Closing",
+    "NamedBy",
     "Taken",
     "compose",
     "envelopes",
@@ -374,6 +375,14 @@ class Taken:
     @property
     def factor(self) -> float:
         return norms.clip_factor(self.clip)
+
+
+class NamedBy(NamedTuple):
+    """The commit that names a blob, for a peer that restores it."""
+
+    round: int
+    state: bool = False
+    """The blob is of the state that the round starts from; else of what the commit counts."""
 
 
 def taken(commit: pb.Commit) -> list[Taken]:

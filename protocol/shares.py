@@ -29,7 +29,6 @@ __all__ = [
     "Code",
     "Held",
     "Named",
-    "NamedBy",
     "chance",
     "check_share",
     "code_in",
@@ -90,14 +89,6 @@ class Named(NamedTuple):
     """None: it is of no stage; everybody has it."""
     state: bool = False
     """Of a state that joiners start from; else of what the commit counted."""
-
-
-class NamedBy(NamedTuple):
-    """Which commit names a blob, for who looks for shares of it."""
-
-    round: int
-    state: bool = False
-    """It is of the state that the round starts from; else of what the commit counts."""
 
 
 def code_of(peers: int, part: float) -> Code | None:

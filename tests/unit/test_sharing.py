@@ -21,14 +21,14 @@ from dilocox.node.sampling import Asker, Sample, Sampler, askable
 from dilocox.node.sharing import Sharing, named_by
 from dilocox.node.starts import Starts
 from dilocox.protocol import limits, member, sampling, shares
-from dilocox.protocol.chain import taken
+from dilocox.protocol.chain import NamedBy, taken
 from dilocox.protocol.checks.availability import Sampled
 from dilocox.protocol.errors import ConfigError, RemoteError
 from dilocox.protocol.manifest import Availability
 from dilocox.protocol.member_state import MemberState
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
-from dilocox.protocol.shares import Code, NamedBy
+from dilocox.protocol.shares import Code
 from dilocox.transport import erasure
 from dilocox.transport.blobs import BlobStore, digest_of
 from dilocox.transport.shares import ShareStore, share_bytes
