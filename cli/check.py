@@ -63,7 +63,7 @@ def check(
         str | None, typer.Argument(metavar="[RUN.toml|LINK]", help="A run file, a join link, or @FILE that holds one.")
     ] = None,
     role: Annotated[
-        Role, typer.Option("--as", help="What this machine would be: what `dilocox node`, `hold` or `archive` starts.")
+        Role, typer.Option("--as", help="What this machine would be: what `dilocox node`, `relay` or `archive` starts.")
     ] = Role.NODE,
     home: HomeOption = None,
     host: HostOption = "127.0.0.1",
@@ -174,11 +174,16 @@ def _of_file(path: Path, here: Here, weights: Path | None, bar: Working) -> Iter
     yield Finding(Level.FINE, str(path), f"run {manifest.run.name}, id {manifest.run_id.hex()}")
     yield beginning(manifest)
     yield from of_run(manifest)
-    if manifest.model.seed_state is not None:
-        yield initial_state(manifest.model, compute_with_bar(manifest.model, bar).hex())
-        bar.begin("looking at this machine and its data")
     yield from _served(manifest, path, here, weights) if here.role is Role.NODE else of_part(manifest, here)
-    yield from of_machine(manifest, here)
+    of_here = list(of_machine(manifest, here))
+    yield from of_here
+    if manifest.model.seed_state is not None:
+        if any(finding.level is Level.WRONG for finding in of_here):
+            says = "is not compared: this machine has no room for the model"
+            yield Finding(Level.ODD, "model.seed_state", says, "check the run file on a machine that has")
+        else:
+            yield initial_state(manifest.model, compute_with_bar(manifest.model, bar).hex())
+            bar.begin("looking at this machine and its data")
     if here.private is not None:
         yield from of_own_data(manifest, here)
 

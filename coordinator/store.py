@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from dilocox.protocol.errors import ConfigError, DilocoxError, LocalError
-from dilocox.transport.plugins import installed, load
+from dilocox.protocol.ids import printable
+from dilocox.transport.plugins import call, installed
 
 __all__ = [
     "STORES",
@@ -26,6 +27,7 @@ __all__ = [
     "StorePlace",
     "StoreRefusedError",
     "parse_place",
+    "shown_url",
 ]
 
 STORES = "dilocox.stores"
@@ -150,5 +152,15 @@ def parse_place(url: str, files: StoreFiles | None = None) -> StorePlace:
     plugins = installed(STORES)
     if not separator or scheme not in plugins:
         known = ", ".join(f"{name}://" for name in sorted(plugins)) or "none: install dilocox-etcd"
-        raise ConfigError(f"--store {url[:SHOWN_CHARACTERS]}: no plugin has this scheme; installed: {known}")
-    return cast("StorePlace", load(plugins[scheme])(url, files or StoreFiles()))
+        raise ConfigError(f"--store {shown_url(url)}: no plugin has this scheme; installed: {known}")
+    place = call(plugins[scheme], url, files or StoreFiles())
+    if not all(hasattr(place, name) for name in ("label", "prefix", "open")):
+        raise ConfigError(f"--store {shown_url(url)}: its plugin returns no store. Install it again, or uninstall it")
+    return cast("StorePlace", place)
+
+
+def shown_url(url: str) -> str:
+    """Return a URL for an error, cut, and without a user and password."""
+    scheme, separator, rest = url.partition("://")
+    _, at, host = rest.rpartition("@")
+    return printable(f"{scheme}{separator}{'…@' * bool(at)}{host}")[:SHOWN_CHARACTERS]

@@ -76,6 +76,8 @@ def _shown(value: Any) -> str:
 
 
 def _unknown(key: str, section: type[BaseModel]) -> str:
+    if hint := getattr(section, "HINTS", {}).get(key):
+        return f"no such key: {hint}"
     known = list(section.model_fields)
     near = difflib.get_close_matches(key, known, n=1)
     return "no such key" + (f"; did you mean {near[0]}?" if near else f"; known: {', '.join(known)}")

@@ -1,7 +1,7 @@
 """The model section of a manifest: a Hugging Face config, how it is cut into stages, and what of it is trained."""
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -35,7 +35,7 @@ class Rope(Section):
     """Rotary frequencies: what transformers calls `rope_parameters`."""
 
     rope_type: Literal["default", "linear", "dynamic", "llama3", "yarn"] = "default"
-    rope_theta: Annotated[float, Field(gt=0)] = 10_000.0
+    rope_theta: Annotated[float, Field(gt=1)] = 10_000.0
     factor: Above | None = None
     """Of every type but default."""
     original_max_position_embeddings: Positive | None = None
@@ -67,14 +67,43 @@ class Rope(Section):
             raise ValueError(
                 f"rope_type {self.rope_type} and {', '.join(sorted(wrong))}: one is missing, or does not belong there"
             )
+        for lower, higher in (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")):
+            low, high = getattr(self, lower), getattr(self, higher)
+            if low is not None and high is not None and low >= high:
+                raise ValueError(f"{lower} {low:g} is not below {higher} {high:g}")
         return self
 
 
 YARN = ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")
 
 
+WITHOUT_MEANING = (
+    "architectures",
+    "attention_dropout",
+    "bos_token_id",
+    "dtype",
+    "eos_token_id",
+    "initializer_range",
+    "pad_token_id",
+    "pretraining_tp",
+    "torch_dtype",
+    "transformers_version",
+    "use_cache",
+)
+"""Keys of a config.json that a run does not need."""
+
+
 class Config(Section):
     """The keys of the model's Hugging Face config.json that training depends on. Names and meanings are transformers'."""
+
+    HINTS: ClassVar[Mapping[str, str]] = {
+        "rope_theta": "write it into rope_parameters",
+        "rope_scaling": "write it into rope_parameters",
+        "hidden_act": "leave it out: the layers compute silu",
+        "tie_word_embeddings": "leave it out: embeddings are not tied here",
+        **dict.fromkeys(WITHOUT_MEANING, "leave it out: training does not depend on it"),
+    }
+    """What to do about a key that a config.json may have and this section does not."""
 
     model_type: Literal["llama", "mistral", "qwen2", "qwen3"]
     vocab_size: Positive
@@ -100,16 +129,15 @@ class Config(Section):
     @model_validator(mode="before")
     @classmethod
     def _resolved(cls, document: Any) -> Any:
-        """Write out what transformers would fill in."""
-        if not isinstance(document, dict) or (heads := _count(document, "num_attention_heads")) is None:
-            return document  # a fault that validation tells
-        filled = {"num_key_value_heads": heads, **document}
-        if "head_dim" not in document and (hidden := _count(document, "hidden_size")) is not None:
-            if hidden % heads:
-                raise ValueError(
-                    f"hidden_size {hidden} is no multiple of num_attention_heads {heads}: change one, or give head_dim"
-                )
-            filled["head_dim"] = hidden // heads
+        """Write out what transformers would fill in; of a key that is wrong, anything: that key is the fault."""
+        if not isinstance(document, dict):
+            return document  # a section already, or a fault that validation tells
+        heads, hidden = _count(document, "num_attention_heads"), _count(document, "hidden_size")
+        filled = {"num_key_value_heads": heads or 1, "head_dim": (hidden or 2) // (heads or 1), **document}
+        if "head_dim" not in document and heads is not None and hidden is not None and hidden % heads:
+            raise ValueError(
+                f"hidden_size {hidden} is no multiple of num_attention_heads {heads}: change one, or give head_dim"
+            )
         return filled
 
     @model_validator(mode="after")
@@ -183,8 +211,7 @@ class Model(Section):
         """Write out what the config leaves out and sequence_length decides."""
         if not isinstance(document, dict) or not isinstance(config := document.get("config"), dict):
             return document  # sections already, or a fault that validation tells
-        if (length := _count(document, "sequence_length")) is None:
-            return document
+        length = _count(document, "sequence_length") or 1  # a wrong one is the fault
         return {**document, "config": {"max_position_embeddings": length, **config}}
 
     @model_validator(mode="after")
@@ -211,7 +238,8 @@ class Model(Section):
         if config.sliding_window is not None and config.sliding_window < self.sequence_length:
             yield (
                 f"config.sliding_window {config.sliding_window} is shorter than sequence_length {self.sequence_length}, and"
-                " attention looks at all of a sequence here: train on sequences of at most {config.sliding_window} tokens"
+                " attention looks at all of a sequence here: train on sequences of at most"
+                f" {config.sliding_window} tokens"
             )
 
     @property

@@ -6,10 +6,14 @@ from importlib import metadata
 from typing import Any
 
 from dilocox.protocol.errors import ConfigError
+from dilocox.protocol.ids import printable
 
-__all__ = ["installed", "load"]
+__all__ = ["call", "installed", "load"]
 
 log = logging.getLogger(__name__)
+
+SHOWN_CHARACTERS = 300
+"""Most that an error repeats of what a plugin raised."""
 
 
 def installed(group: str) -> dict[str, metadata.EntryPoint]:
@@ -28,7 +32,23 @@ def load(entry: metadata.EntryPoint) -> Callable[..., Any]:
     try:
         if not callable(found := entry.load()):
             raise TypeError(f"{entry.value} is no command and no function")
-    except Exception as error:  # a plugin's code and its dependencies may raise anything
-        where = entry.dist.name if entry.dist is not None else entry.value
-        raise ConfigError(f"the plugin {where} cannot be loaded: {error}. Install it again, or uninstall it") from error
+    except (Exception, SystemExit) as error:  # a plugin's code and its dependencies may raise anything
+        raise _unusable(entry, error, "loaded") from error
     return found
+
+
+def call(entry: metadata.EntryPoint, *arguments: Any) -> Any:
+    """Call the function that an entry point names. Raises ConfigError if it does, or if it fails in another way."""
+    function = load(entry)
+    try:
+        return function(*arguments)
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise _unusable(entry, error, "used") from error
+
+
+def _unusable(entry: metadata.EntryPoint, error: BaseException, how: str) -> ConfigError:
+    where = entry.dist.name if entry.dist is not None else entry.value
+    says = printable(f"{type(error).__name__}: {error}")[:SHOWN_CHARACTERS]
+    return ConfigError(f"the plugin {where} cannot be {how}: {says}. Install it again, or uninstall it")

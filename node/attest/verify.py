@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from importlib import metadata
+from typing import cast
 
 from dilocox.node.attest import nvidia, simulated, snp, tdx
 from dilocox.protocol.attestation import (
@@ -17,7 +19,7 @@ from dilocox.protocol.attestation import (
     deny_unexpected,
     gpu_nonce,
 )
-from dilocox.transport.plugins import installed
+from dilocox.transport.plugins import installed, load
 
 __all__ = ["GROUP", "appraise", "verifiers", "verify_evidence"]
 
@@ -29,18 +31,23 @@ Verifier = Callable[[Evidence, int], Claims]
 
 
 @cache
-def plug_ins() -> dict[str, Verifier]:
-    return {name: point.load() for name, point in installed(GROUP).items()}
+def plug_ins() -> dict[str, metadata.EntryPoint]:
+    return installed(GROUP)
+
+
+def _by_plugin(entry: metadata.EntryPoint, evidence: Evidence, now: int) -> Claims:
+    """Verify evidence with a plugin, which is loaded now. Raises ConfigError if it cannot be."""
+    return cast("Claims", load(entry)(evidence, now))
 
 
 def verifiers(tcb_statuses: Sequence[str] = ("UpToDate",)) -> dict[str, Verifier]:
-    """By kind. Ours cannot be replaced by a plug-in."""
+    """Return the verifiers by kind. A plugin cannot replace ours, and is loaded for evidence of its own kind alone."""
     ours: dict[str, Verifier] = {
         tdx.KIND: partial(tdx.verify, statuses=tcb_statuses),
         snp.KIND: snp.verify,
         SIMULATED: simulated.verify,
     }
-    return {**plug_ins(), **ours}
+    return {**{kind: partial(_by_plugin, entry) for kind, entry in plug_ins().items()}, **ours}
 
 
 @deny_unexpected

@@ -31,6 +31,17 @@ __all__ = ["Weights", "read_model"]
 
 CARRIED = Config.model_fields.keys() - {"model_type", "rope_parameters", "sliding_window"}
 """Keys of config.json that a manifest takes as they are."""
+COUNTS = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+)
+"""Those that are whole numbers above 0."""
 ROPE = {"rope_parameters", "rope_scaling", "rope_theta"}
 FIXED: dict[str, Any] = {
     "hidden_act": "silu",
@@ -97,6 +108,7 @@ def read_model(folder: Path) -> tuple[dict[str, Any], bool]:
         kind = said.get("model_type") if isinstance(said, dict) else None
         raise ConfigError(f"{path} is of a model of type {kind}; what can be trained here: {known}") from error
     try:
+        _refuse_wrong_kinds(path, said)
         _refuse_foreign(path, said)
         _refuse_two_ropes(path, said)
         return _fields(path, said, family)
@@ -124,6 +136,23 @@ def _fields(path: Path, said: dict[str, Any], family: Family) -> tuple[dict[str,
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{path} says {key} = {value}, and that is no number to compute with")
     return model, bool(config.tie_word_embeddings)
+
+
+def _refuse_wrong_kinds(path: Path, said: dict[str, Any]) -> None:
+    """Raises ConfigError for a value that transformers would take, or refuse without naming its key."""
+    for key in COUNTS:
+        if (value := said.get(key)) is not None and (type(value) is not int or value < 1):
+            raise ConfigError(f"{path} says {key} = {json.dumps(value)[:80]}: it must be a whole number above 0")
+    theta = said.get("rope_theta")
+    if theta is not None and type(theta) not in (int, float):
+        raise ConfigError(f"{path} says rope_theta = {json.dumps(theta)[:80]}: it must be a number")
+    for key in ("rope_parameters", "rope_scaling"):
+        if (rope := said.get(key)) is None:
+            continue
+        if not isinstance(rope, dict):
+            raise ConfigError(f"{path} says {key} = {json.dumps(rope)[:80]}: it must be a table, or null")
+        if rope.get("type", rope.get("rope_type")) != rope.get("rope_type", rope.get("type")):
+            raise ConfigError(f"{path} says two types in {key}, {rope['type']} and {rope['rope_type']}: remove the wrong one")
 
 
 def _refuse_foreign(path: Path, said: dict[str, Any]) -> None:

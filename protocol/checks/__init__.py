@@ -55,7 +55,7 @@ def _loaded(names: tuple[str, ...]) -> tuple[Check, ...]:
 def fault(manifest: Manifest, head: "Head", statement: Statement[Any]) -> str:
     """Return why a claim, contribution or vote is malformed by the run's checks; empty: it is not."""
     active = of(manifest)
-    for field, name in FIELDS[statement.kind].items():
+    for field, name in FIELDS.get(statement.kind, {}).items():
         if getattr(statement.body, field) and name not in (check.name for check in active):
             return f"its field {field} is of {name}, a check that this run does not have: leave it empty"
     return next((why for check in active if (why := check.fault(manifest, head, statement))), "")

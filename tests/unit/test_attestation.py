@@ -539,11 +539,13 @@ def test_a_plug_in_adds_a_kind_but_replaces_none_of_ours(monkeypatch: pytest.Mon
 
     kinds = ("toy", "simulated")
     named = {kind: EntryPoint(kind, "tests.unit.test_attestation:toy_verifier", verify.GROUP) for kind in kinds}
+    named["broken"] = EntryPoint("broken", "no_such_module:verifier", verify.GROUP)
     monkeypatch.setattr(verify, "installed", {verify.GROUP: named}.__getitem__)
     verify.plug_ins.cache_clear()
     try:
         assert verify_evidence(Evidence("toy", b"good"), NOW).measurement == ("aa" * 48,)
         rejected(lambda: verify_evidence(Evidence("toy", b"bad"), NOW), Code.INTERNAL)
+        rejected(lambda: verify_evidence(Evidence("broken", b"good"), NOW), Code.INTERNAL)
         rejected(lambda: verify_evidence(Evidence("simulated", b"good"), NOW), Code.MALFORMED)
     finally:
         verify.plug_ins.cache_clear()

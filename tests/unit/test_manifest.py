@@ -12,6 +12,7 @@ from bench.study.design import ARMS, CODECS, INNERS, OVERLAPS, Cell
 from bench.study.report import DENSE, DENSE_LONG, SPARSE, default
 from dilocox.cli.init import preset_names, render_preset
 from dilocox.node.plan import DELAY_COST
+from dilocox.protocol.allowed import faults
 from dilocox.protocol.errors import ConfigError, RemoteError
 from dilocox.protocol.manifest import Manifest, RunFileError
 from dilocox.protocol.tensors import parameter_count, phase_bytes, stage_tensors, stage_units, trained_count
@@ -154,6 +155,27 @@ def test_unknown_keys_of_a_table_that_may_lack_fail_with_the_nearest_name():
     rope = 'rope_parameters = { rope_type = "linear", facter = 2.0 }\n'
     text = render_preset("tiny", "a-run", "00" * 32).replace("hidden_size", f"{rope}hidden_size", 1)
     with pytest.raises(ConfigError, match=r"model\.config\.rope_parameters\.facter: no such key; did you mean factor"):
+        Manifest.from_toml(text)
+
+
+def test_a_sentence_about_the_model_has_its_numbers_and_names_the_key_that_is_wrong():
+    for changes, says in (
+        ({"model_type": "mistral", "sliding_window": 8, "sequence_length": 16}, "at most 8 tokens"),
+        ({"hidden_size": 0}, "hidden_size"),
+        ({"rope_parameters": {"rope_theta": 1.0}}, "rope_theta"),
+    ):
+        with pytest.raises(ValidationError) as refused:
+            manifest(model=changes)
+        told = [why for _, why in faults(Manifest, refused.value, {})]
+        assert len(told) == 1, told
+        assert "{" not in told[0]
+        assert says in f"{refused.value}"
+
+
+@pytest.mark.parametrize("key", ["rope_theta", "hidden_act", "torch_dtype", "tie_word_embeddings"])
+def test_a_key_that_a_pasted_config_may_have_is_answered_with_what_to_do(key: str):
+    text = render_preset("tiny", "a-run", "00" * 32).replace("hidden_size", f"{key} = 1\nhidden_size", 1)
+    with pytest.raises(ConfigError, match=rf"model\.config\.{key}: no such key: (leave it out|write it into)"):
         Manifest.from_toml(text)
 
 

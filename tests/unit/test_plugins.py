@@ -120,3 +120,24 @@ def test_store_without_its_plugin_names_what_is_installed(installed: Installed):
     installed.add("other", f"[{STORES}]\nother = builtins:dict\n")
     with pytest.raises(ConfigError, match="installed: other://"):
         parse_place("etcd://127.0.0.1:2379/run")
+
+
+@pytest.mark.parametrize("function", ["None", "1 / 0", "sys.exit('bye')", "{}['key']"])
+def test_store_plugin_that_fails_is_a_sentence_and_no_lone_coordinator(
+    installed: Installed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, function: str
+):
+    (tmp_path / "bad_store.py").write_text(f"import sys\ndef place(url, files):\n    return {function}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "bad_store", raising=False)
+    installed.add("bad", f"[{STORES}]\nbad = bad_store:place\n[{SCHEMES}]\nbad = bad_store:place\n")
+    with pytest.raises(ConfigError, match="plugin"):
+        parse_place("bad://user:secret@host/run")
+    if function != "None":
+        with pytest.raises(ConfigError, match="the plugin bad cannot be used"):
+            open_storage("bad://host")
+
+
+def test_url_in_an_error_shows_no_password(installed: Installed):
+    with pytest.raises(ConfigError) as refused:
+        parse_place("etcd://user:secret@127.0.0.1:1/x")
+    assert "secret" not in str(refused.value)

@@ -18,7 +18,7 @@ from dilocox.protocol.errors import ConfigError, RemoteError
 from dilocox.protocol.ids import printable
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.files import fsync_directory, open_regular, write_atomically, write_new
-from dilocox.transport.plugins import installed, load
+from dilocox.transport.plugins import call, installed
 
 __all__ = ["BucketStorage", "FolderStorage", "Storage", "open_storage"]
 
@@ -84,7 +84,7 @@ def open_storage(url: str, option: str = "--archive") -> Storage:
     if scheme == "s3" and parts.netloc and not parts.query and not parts.fragment and "@" not in parts.netloc:
         return BucketStorage(parts.netloc, parts.path.strip("/"))
     if scheme not in ("file", "s3") and (entry := installed(SCHEMES).get(scheme)) is not None:
-        return cast("Storage", load(entry)(url))
+        return cast("Storage", call(entry, url))
     raise ConfigError(
         f"{option} {printable(url)[:SHOWN_CHARACTERS]} is no archive: use a folder, file:///PATH or s3://BUCKET/PREFIX. Set the"
         " bucket's server and credentials with AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."

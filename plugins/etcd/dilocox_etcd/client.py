@@ -7,6 +7,7 @@ Secrets come by file: a user and its password, a client's certificate and key.
 import asyncio
 import json
 import logging
+import re
 import ssl
 from base64 import b64encode
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from urllib.parse import urlsplit
 import aiohttp
 from pydantic import Base64Bytes, BaseModel, ValidationError
 
-from dilocox.coordinator.store import Change, Found, Guard, Item, Put, StoreError, StoreFiles, StoreRefusedError
+from dilocox.coordinator.store import Change, Found, Guard, Item, Put, StoreError, StoreFiles, StoreRefusedError, shown_url
 from dilocox.protocol import limits
 from dilocox.protocol.errors import ConfigError
 
@@ -49,6 +50,8 @@ _FINAL = {
 
 
 NO_FILES = StoreFiles()
+HOST = re.compile(r"[A-Za-z0-9._:%-]+")
+"""A name or an address."""
 
 
 @dataclass(frozen=True)
@@ -77,15 +80,15 @@ def parse_store(text: str, files: StoreFiles | None = None) -> EtcdPlace:
     prefix = prefix.strip("/")
     form = "etcd://HOST:PORT[,HOST:PORT…]/PREFIX, or etcds:// over TLS"
     if scheme not in ("etcd", "etcds") or not prefix or not prefix.isprintable() or "@" in members:
-        raise ConfigError(f"--store {text}: not {form}; a user and its password come by --store-auth FILE")
+        raise ConfigError(f"--store {shown_url(text)}: not {form}; a user and its password come by --store-auth FILE")
     endpoints = []
     for member in members.split(","):
         try:
             parts = urlsplit(f"//{member}")
-            if not parts.hostname or parts.port is None:
+            if not parts.hostname or parts.port is None or not HOST.fullmatch(parts.hostname):
                 raise ValueError("no host or no port")
         except ValueError as error:
-            raise ConfigError(f"--store {text}: {member!r} is not HOST:PORT ({error}). Say {form}") from error
+            raise ConfigError(f"--store {shown_url(text)}: {member!r} is not HOST:PORT ({error}). Say {form}") from error
         endpoints.append(f"{'https' if scheme == 'etcds' else 'http'}://{member}")
     if len(endpoints) > ENDPOINTS:
         raise ConfigError(f"--store names {len(endpoints)} members; at most {ENDPOINTS}")
