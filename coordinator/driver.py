@@ -43,6 +43,8 @@ log = logging.getLogger(__name__)
 
 TICK_SECONDS = 1.0
 """A deadline is noticed within this."""
+HELD_SECONDS = 1.0
+"""A write that takes longer holds up all that leaves: the round's clock stands still until it ends."""
 
 Clock = Callable[[], Moment]
 Publish = Callable[[Statement[object] | Differ], None]
@@ -85,10 +87,14 @@ class RoundDriver:
         """… and up to where it was: who waited for a write that had it all does not begin one for who came later."""
         self._failure: BaseException | None = None
         """Of a write: there is no other after it."""
+        self._writing_since: float | None = None
+        """When the write under way began, by `clock`."""
+        self._held = 0.0
+        """Seconds for which writes held up what leaves."""
         self._wake = asyncio.Event()
         self._signed = False
         """Whether this process has signed a commit, or is about to: what nodes give back then comes too late."""
-        self.state: RoundState = round.start(chain.manifest, chain.head, self._clock().seconds)
+        self.state: RoundState = round.start(chain.manifest, chain.head, self._now().seconds)
 
     def resume(self) -> None:
         """Stand where the last batch ended. Nobody is heard yet, and nothing is signed before enough are."""
@@ -107,13 +113,32 @@ class RoundDriver:
             self.feed(Resumed(healed=self._log.healed))
             log.info("started again in round %d, with %d inputs", self.state.head.round, len(entries))
 
+    def _now(self) -> Moment:
+        """Return the time of the round. It stands still while a write holds up what leaves: nobody can answer a ballot that is not
+        sent yet, so no deadline may pass."""
+        moment = self._clock()
+        return moment._replace(seconds=moment.seconds - self._held - self._holding(moment.seconds))
+
+    def _holding(self, now: float) -> float:
+        """Return for how many seconds the write under way has held up what leaves."""
+        return 0.0 if self._writing_since is None else max(0.0, now - self._writing_since - HELD_SECONDS)
+
+    async def _write(self, batch: list[LogItem]) -> None:
+        """Raises what the disk raises."""
+        self._writing_since = self._clock().seconds
+        try:
+            await self._log.write(batch)
+        finally:
+            self._held += self._holding(self._clock().seconds)
+            self._writing_since = None
+
     def feed(self, event: Input) -> Judgement | None:
         """Step; the answer, where the input is a statement. While a commit is made the input waits, and has no answer yet: await
         `settled` before a statement."""
         if self._closing is not None:
             self._queued.append(event)
             return None
-        moment, before = self._clock(), self.state
+        moment, before = self._now(), self.state
         self.state, effects = round.decide(before, event, moment)
         if self.state is not before and self.state != before:
             self._batch.append(Entry(event, moment))
@@ -186,7 +211,7 @@ class RoundDriver:
             happened, self._happened = self._happened, []
             if batch:
                 try:
-                    await self._log.write(batch)
+                    await self._write(batch)
                 except BaseException as error:
                     self._failure = error
                     self._wake.set()
@@ -204,7 +229,7 @@ class RoundDriver:
     async def run(self) -> None:
         """Write, send, and notice deadlines, until cancelled."""
         while True:
-            now, due = self._clock().seconds, round.next_deadline(self.state)
+            now, due = self._now().seconds, round.next_deadline(self.state)
             if due is not None and now >= due:
                 self.feed(Tick())
             await self.flush()
@@ -228,7 +253,7 @@ class RoundDriver:
         if self.state.head.digest != head.digest or self._signed:
             raise RemoteError(pb.REASON_WRONG_HEAD, "another commit was signed in its place")
         log.warning("took back commit %d, which this database did not hold", commit.body.round)
-        moment = self._clock()
+        moment = self._now()
         self.state = round.start(self.chain.manifest, after, moment.seconds)
         self._committed(head, commit, moment)
         self.feed(Resumed(healed=True))

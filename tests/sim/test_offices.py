@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from dilocox.protocol import chain
@@ -31,6 +31,14 @@ AT = st.integers(0, 400).map(lambda tenths: tenths / 10)
 LONG = st.sampled_from([0.3, 2.0, 3.5, 5.0, 15.0])
 FAULT = st.tuples(st.sampled_from(["pause", "kill", "cut", "pause the leader", "kill the leader"]), NUMBER, AT, LONG)
 CHANCE = st.sampled_from([0.0, 0.05, 0.3])
+HELD_BALLOT = [
+    ("kill the leader", 1, 25.2, 0.3),
+    ("pause", 0, 34.2, 15.0),
+    ("kill", 2, 27.5, 0.3),
+    ("kill", 2, 17.0, 5.0),
+    ("pause", 2, 1.5, 15.0),
+]
+"""The store does not answer for ten seconds after a ballot was made."""
 SCHEDULE = st.tuples(st.lists(FAULT, max_size=8), CHANCE, CHANCE, CHANCE, st.integers(0, 2**16))
 
 
@@ -72,6 +80,7 @@ def explore(folder: Path, faults: list[Any], loss: float, repeat: float, late: f
 @pytest.mark.filterwarnings("ignore")
 @settings(max_examples=SCHEDULES, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
 @given(SCHEDULE)
+@example((HELD_BALLOT, 0.3, 0.3, 0.0, 41))
 def test_whatever_happens_to_coordinators_there_is_one_chain_and_no_round_is_lost(schedule):
     folder = Path(tempfile.mkdtemp(prefix="offices-", dir=MEMORY))
     try:
