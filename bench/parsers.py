@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import safetensors.torch
-from dilocox_etcd.client import Etcd, open_answer
 from google.protobuf.message import DecodeError, Message
 
 from dilocox.coordinator.store import StoreError, StoreRefusedError
@@ -44,6 +43,7 @@ from dilocox.transport.corpora import parse_folders
 from dilocox.transport.data_directory import DataDirectory, format_identity, load_identity
 from dilocox.transport.presence import Directory, cached_records
 from dilocox.views.http import wrong_address
+from dilocox_etcd.client import Etcd, open_answer
 from tests.helpers import COORDINATOR, Table, digest, identity, manifest
 from tests.property.test_payload import random_payload
 from tests.vendors import NOW, Amd, Gpu, Intel, pem

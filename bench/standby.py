@@ -13,8 +13,6 @@ import tempfile
 import time
 from pathlib import Path
 
-from dilocox_etcd.client import Etcd, parse_store
-
 from bench.report import bench_parser
 from dilocox.coordinator.driver import RoundDriver
 from dilocox.coordinator.log import RoundLog
@@ -23,6 +21,7 @@ from dilocox.coordinator.store import StoreError
 from dilocox.protocol import round
 from dilocox.protocol.round import Moment
 from dilocox.transport.chain_file import ChainFile
+from dilocox_etcd.client import Etcd, parse_store
 from tests.helpers import COORDINATOR, Table, identity, manifest
 
 RUN = manifest(rounds={"count": 3})

@@ -128,7 +128,7 @@ async def run_coordinator(
 
 @dataclass(frozen=True)
 class Daemon:
-    """What this coordinator has from its start on, until a write fails."""
+    """Parts of this coordinator from its start on, until a write fails."""
 
     settings: CoordinatorSettings
     home: DataDirectory
@@ -194,7 +194,7 @@ async def _open_run(daemon: Daemon, compute: ComputeState) -> tuple[ChainFile, p
 
 @dataclass(frozen=True)
 class Server:
-    """Our server, and what it has before this coordinator leads."""
+    """Server of this coordinator, and its parts before this coordinator leads."""
 
     desk: Desk
     network: Network

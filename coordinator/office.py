@@ -62,7 +62,7 @@ class OwnIncarnation:
 
 @dataclass(frozen=True)
 class Office:
-    """What the coordinator that leads has."""
+    """Parts of a coordinator that leads."""
 
     desk: Desk
     election: ElectionService
@@ -70,7 +70,7 @@ class Office:
     """None: it is the only coordinator, and leads from its start on."""
 
     def open(self, service: CoordinatorService) -> None:
-        """Serve, and tell who waited for it."""
+        """Serve, and answer the peers that wait for a leader."""
         self.desk.serve(service)
         self.election.lead()
 

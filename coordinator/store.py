@@ -124,21 +124,21 @@ class StoreFiles:
     ca: Path | None = None
     """Certificate of its certificates' authority; None: the system's."""
     certificate: Path | None = None
-    """Ours, as a client, with its key in `key`."""
+    """Certificate of this client; `key` has its key."""
     key: Path | None = None
 
 
 class StorePlace(Protocol):
-    """Where a store is."""
+    """Place of a store."""
 
     @property
     def label(self) -> str:
-        """Its address for people, without secrets."""
+        """Return its address for people, without secrets."""
         ...
 
     @property
     def prefix(self) -> str:
-        """Of all our keys."""
+        """Return the prefix of all keys of this coordinator."""
         ...
 
     def open(self) -> Store:

@@ -1,4 +1,4 @@
-"""What workers need to apply a commit: the payloads that it counts, with weights and clips."""
+"""Inputs of the workers for a commit: the payloads that it counts, with weights and clips."""
 
 import asyncio
 import logging
@@ -62,7 +62,7 @@ class ApplyBuilder:
 
 
 def takes_of(manifest: Manifest, items: Sequence[Taken], leaves: Sequence[Sequence[pb.Leaf]]) -> list[worker.Take]:
-    """What a commit takes of each of the counted, in their order; `leaves`: what each announced."""
+    """Return what a commit takes of each counted contribution, in their order; `leaves`: payload index of each."""
     announced = [
         Announced(item.contribution.norm, item.clip, item.say, [leaf.norms for leaf in each])
         for item, each in zip(items, leaves, strict=True)

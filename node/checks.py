@@ -44,7 +44,7 @@ class CorpusStore:
 
 @dataclass(frozen=True)
 class Parts:
-    """What parts of checks are made of."""
+    """Inputs of the parts of checks."""
 
     member: MemberDriver
     machine: Machine
@@ -55,7 +55,7 @@ class Parts:
     fetching_into: Callable[[BlobStore], Downloader]
     starts: Starts
     restoring: "Restoring | None"
-    """Of a run with availability."""
+    """Source of blobs from shards; None unless the run has availability."""
 
 
 def loops(parts: Parts) -> Loops:

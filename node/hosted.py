@@ -19,5 +19,5 @@ class HostedStages:
         return self._stages
 
     def host(self, stages: Iterable[int]) -> None:
-        """Have these stages from now on."""
+        """Replace the stages that this host has."""
         self._stages = frozenset(stages)

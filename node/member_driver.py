@@ -35,7 +35,7 @@ class MemberPort(Protocol):
 
     @property
     def changes(self) -> Changes:
-        """Of `state`."""
+        """Return the changes of `state`."""
 
     def feed(self, event: member.Input) -> None:
         """Raises LocalError where the machine cannot go on."""
@@ -67,7 +67,7 @@ class RoundClosed:
 
 
 Order = JudgeOrder | RoundClosed | member.Measure | member.Recheck | member.Resynchronise
-"""What the machine asks of the workers that it leads."""
+"""Request of the machine to the workers that it leads."""
 
 
 class MemberDriver:
@@ -97,7 +97,7 @@ class MemberDriver:
 
     @property
     def pause(self) -> str:
-        """Until when this node takes no part, or soon will not."""
+        """Return until when this node takes no part; empty: it takes part."""
         return self._pause
 
     def pause_until(self, until: str) -> None:

@@ -48,9 +48,9 @@ class RelayStore:
         self._forgotten: set[bytes] = set()
 
     def remember(self) -> None:
-        """What an earlier life kept: for as long as if it came now, whoever pushed it. Blocking.
+        """Store what an earlier incarnation stored, for as long as if it came now. Blocking.
 
-        Nothing says who did: everything here that could be a payload, our own too. States are known by the chain.
+        No record names the peers that pushed it, so it is everything here that may be a payload. The chain names states.
         """
         kept = self._kept.setdefault("", {})
         for digest, size in self._store.sizes().items():
@@ -58,7 +58,7 @@ class RelayStore:
                 kept[digest] = self._chain.head.round
 
     def admit(self, author: str, digest: bytes, size: int) -> None:
-        """Raises RemoteError where we do not keep that for this peer."""
+        """Raise RemoteError if this relay does not store that blob for this peer."""
         head = self._chain.head
         if author not in head.cluster_by_peer:
             raise RemoteError(pb.REASON_NOT_ON_ROSTER, "only members of the roster are kept for")
@@ -74,12 +74,12 @@ class RelayStore:
         self._kept[cluster] = {**kept, digest: head.round}
 
     def _recent(self, cluster: str) -> dict[bytes, int]:
-        """Without what no contribution can name any more."""
+        """Return a cluster's blobs that a contribution can still name, with their rounds."""
         oldest = self._chain.head.round - ROUNDS_KEPT
         return {digest: round for digest, round in self._kept.get(cluster, {}).items() if round > oldest}
 
     def blobs(self) -> set[bytes]:
-        """What is worth keeping for others, whether a contribution names it yet or not."""
+        """Return the blobs to store for peers, whether a contribution names them yet or not."""
         before = {digest for kept in self._kept.values() for digest in kept}
         recent = {cluster: self._recent(cluster) for cluster in self._kept}
         self._kept = {cluster: kept for cluster, kept in recent.items() if kept}
@@ -88,7 +88,7 @@ class RelayStore:
         return now
 
     def forgotten(self) -> set[bytes]:
-        """What was kept, and is not any more: told once."""
+        """Return, once, the blobs that this relay stores no more."""
         gone, self._forgotten = self._forgotten, set()
         return gone
 

@@ -34,7 +34,7 @@ SUPPLY_SECONDS = 5.0
 
 
 def failing_holders(commit: pb.Commit, cluster: str) -> set[str]:
-    """Who kept this cluster's payloads, where a commit leaves them out because voters could not have them."""
+    """Return the relays of this cluster's payloads if a commit excludes them as unavailable."""
     if not any((item.peer, item.reason) == (cluster, pb.REASON_UNAVAILABLE) for item in commit.excluded):
         return set()
     own = [signed for signed in commit.contributions if peer_id(author(commit, signed)) == cluster]
@@ -65,7 +65,7 @@ class Relays:
         """No relay stores what we pushed for the open round: no other peer can be dialled either."""
 
     def serves_its_own(self) -> bool:
-        """Whether others are to have our payloads from us."""
+        """Return whether peers download our payloads from this host."""
         return self._copies is None and self.dialable()
 
     async def find(self, blobs: Sequence[bytes]) -> tuple[str, ...]:
@@ -89,7 +89,7 @@ class Relays:
         return tuple(held)
 
     def _failed(self, round: int) -> set[str]:
-        """Who kept payloads of ours that nobody could have, in the rounds before this one. Blocking."""
+        """Return the relays whose copies of our payloads were unavailable in earlier rounds. Blocking."""
         commits = [self._chain.commit(number) for number in range(max(0, round - ROUNDS_PASSED_OVER), round)]
         return {name for c in commits if c is not None for name in failing_holders(c.body, self._cluster)}
 

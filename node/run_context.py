@@ -1,4 +1,4 @@
-"""What all parts of a node share about its run."""
+"""Parts that everything in a node uses: identity, chain, blobs and tasks of its run."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ class RunContext:
     store: BlobStore
     """Payloads and states of the run."""
     tasks: Tasks
-    """Of the daemon: it ends when one of them fails."""
+    """Tasks of the daemon, which ends when one of them fails."""
 
     @property
     def manifest(self) -> Manifest:

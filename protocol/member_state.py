@@ -15,7 +15,7 @@ __all__ = ["MemberState"]
 
 @dataclass(frozen=True)
 class OpenRound:
-    """What a member knows and signed in the open round. A commit replaces it as a whole."""
+    """Knowledge and statements of a member in the open round. A commit replaces it as a whole."""
 
     loss: float | None = None
     """Held-out loss of our own state before it."""
@@ -33,9 +33,9 @@ class OpenRound:
     verdicts: Mapping[bytes, Verdict] = field(default_factory=dict)
     ballot: Statement[pb.Ballot] | None = None
     vote_by: float | None = None
-    """When we vote with what we have."""
+    """Time at which this node votes with the verdicts that it has."""
     voted: Statement[pb.Receipt] | None = None
-    """What an earlier life voted: said again where it is about the ballot, once that is here. Another would prove equivocation."""
+    """Vote of an earlier incarnation, sent again if it is about the ballot. Another one would prove equivocation."""
     rechecking: bool = False
     """The commit that made our state before the open round is being replayed, or was."""
 

@@ -116,7 +116,7 @@ def _all(peer: str) -> float:
 
 @dataclass(frozen=True)
 class ServedRun:
-    """What is served of a run, and to whom. A daemon that starts serves more with each step, and replaces this as a whole."""
+    """Stored parts of a run that peers may download. A daemon that starts replaces this as a whole with each step."""
 
     may_read: Callable[[str], bool] = _everybody
     """Whether a peer may download what we store, also when it is not on the roster; empty: it does not say which peer it is."""

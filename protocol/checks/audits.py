@@ -37,7 +37,7 @@ def audits_of(head: Head) -> tuple[Audit, ...]:
 
 
 def results_of(state: MemberState) -> Results:
-    """Return what this node found of audits that are not decided yet."""
+    """Return this node's results of audits that are not decided yet."""
     return state.checks.get(NAME, {})
 
 

@@ -27,7 +27,7 @@ Why = tuple[pb.Reason, str]
 
 @dataclass(frozen=True)
 class Findings:
-    """What a check reads in the votes of a round."""
+    """Result of a check of the votes of a round."""
 
     convicted: Mapping[str, Why] = field(default_factory=dict)
     """Clusters that do not count and have no vote."""

@@ -34,7 +34,7 @@ class Scored(CheckInput):
 
 @dataclass(frozen=True)
 class Scores:
-    """What this node measured in the open round."""
+    """Scores that this node measured in the open round."""
 
     requested: frozenset[bytes] = frozenset()
     """Contributions that the workers were asked to measure, by digest."""

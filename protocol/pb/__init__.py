@@ -1,1 +1,1 @@
-"""Generated from proto/ by `make proto`; `tests/unit/test_generated.py` regenerates and compares."""
+"""Generated from proto/ by `make proto`; `tests/unit/test_architecture.py` regenerates and compares."""

@@ -18,8 +18,6 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from dilocox_etcd import client as etcd
-from dilocox_etcd.client import Etcd, EtcdPlace, parse_store
 from etcd_members import EtcdMembers, etcd_members
 
 from dilocox.coordinator import parts, shared_log
@@ -31,6 +29,8 @@ from dilocox.protocol import round
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.round import Moment
 from dilocox.transport.chain_file import ChainFile
+from dilocox_etcd import client as etcd
+from dilocox_etcd.client import Etcd, EtcdPlace, parse_store
 from tests.fake_store import FakeStore
 from tests.helpers import PATIENCE_SECONDS, identity, manifest
 

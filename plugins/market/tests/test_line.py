@@ -10,14 +10,14 @@ from hashlib import sha256
 
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from dilocox_market import line
-from dilocox_market.dht_child import LINES_AN_HOUR, LineMeter
-from dilocox_market.listings import open_line
 
 from dilocox.protocol import limits
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.dht_child import get_dht_time
+from dilocox_market import line
+from dilocox_market.dht_child import LINES_AN_HOUR, LineMeter
+from dilocox_market.listings import open_line
 from tests.helpers import identity
 
 Ends = tuple[tuple[StreamReader, StreamWriter], tuple[StreamReader, StreamWriter]]

@@ -9,11 +9,6 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from dilocox_market import board, listings
-from dilocox_market.dht_child import ListingValidator
-from dilocox_market.hire import Offered, attested, line_of, with_allowed
-from dilocox_market.listings import BUCKETS, MARKET, bucket_of, key_of, lines_of, middle_line, nonce_of, open_listing, place_of
-from dilocox_market.offer import invitations
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,6 +22,11 @@ from dilocox.protocol.messages import Statement, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.dht import Dht
 from dilocox.transport.dht_child import DHTID, PLAIN, DHTRecord, MSGPackSerializer, get_dht_time
+from dilocox_market import board, listings
+from dilocox_market.dht_child import ListingValidator
+from dilocox_market.hire import Offered, attested, line_of, with_allowed
+from dilocox_market.listings import BUCKETS, MARKET, bucket_of, key_of, lines_of, middle_line, nonce_of, open_listing, place_of
+from dilocox_market.offer import invitations
 from tests.helpers import digest, identity, manifest, until
 
 NOW = 1_800_000_000
@@ -387,9 +387,8 @@ def test_a_run_file_that_is_written_in_another_way_is_left_to_a_person(text: str
 
 
 def test_a_run_file_keeps_its_mode_and_its_place_and_is_left_as_it_is_where_it_cannot_be_edited(tmp_path: Path):
-    from dilocox_market.hire import hire
-
     from dilocox.cli.init import render_preset
+    from dilocox_market.hire import hire
 
     there, named = tmp_path / "there.toml", tmp_path / "run.toml"
     there.write_text(render_preset("tiny", "t", "00" * 32))

@@ -1,4 +1,4 @@
-"""0G's networks as places for what a run keeps, against doubles; the SDK itself is in tests/e2e/test_zerog.py."""
+"""0G's networks as places for what a run keeps, against doubles; test_zerog_e2e.py runs the SDK itself."""
 
 import asyncio
 import io
