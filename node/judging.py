@@ -55,16 +55,21 @@ class Judging:
                 name = f"judge {short(contribution.peer)}"
                 self._verdicts.append(self._tasks.start(self._give_verdict(order), name))
             case RoundClosed():
-                for task in self._verdicts:
-                    task.cancel()
-                self._verdicts.clear()
+                self._cancel_verdicts()
             case member.Measure():
                 self._judge.score(order)
             case member.Recheck(round):
                 log.warning("the state before round %d differs from others'; replaying the commit before it", round)
                 self._judge.recheck(round)
             case member.Resynchronise():
+                self._cancel_verdicts()
                 self._judge.resynchronise()
+
+    def _cancel_verdicts(self) -> None:
+        """Stop the checks under way: their round closed, or their base is no longer ours."""
+        for task in self._verdicts:
+            task.cancel()
+        self._verdicts.clear()
 
     async def _give_verdict(self, order: JudgeOrder) -> None:
         verdict = await self._judge.judge(order.contribution, order.base, order.rank_or_k)

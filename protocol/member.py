@@ -143,7 +143,7 @@ def step(state: MemberState, event: Input, now: float) -> tuple[MemberState, lis
         case PhaseEnded():
             effects = _contribute(state, event)
         case Judged(contribution, verdict):
-            if contribution in state.open.seen:
+            if contribution in state.open.judging:  # a verdict that was asked for before we started again is on another base
                 state = _in_round(state, verdicts={**state.open.verdicts, contribution: verdict})
         case Signed(statement):
             state = _signed(state, statement)

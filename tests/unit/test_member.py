@@ -916,6 +916,24 @@ def test_who_contradicts_the_run_forgets_its_states_and_what_it_said_of_them():
     assert after == replace(before, roots={}, open=replace(before.open, own=own, judging=frozenset(), verdicts={}), anew=True)
 
 
+def test_a_verdict_from_before_a_new_start_is_no_verdict():
+    """It was made on a base that the run does not have; the contribution is judged again on the right one."""
+    node = Node()
+    train(node)
+    node.feed(rotten(2))
+    node.feed(member.Signed(node.table.contribution(0)))
+    other = node.table.contribution(1)
+    node.see(other)
+    assert other.digest in node.state.open.judging
+    node.feed(member.Rechecked(2, digest("from disk")))
+    node.feed(member.Judged(other.digest, ACCEPTED))
+    assert node.state.open.verdicts == {}
+    asked = [each for each in node.feed(ready(node.table)) if isinstance(each, member.Judge)]
+    assert [each.contribution.digest for each in asked] == [other.digest]
+    node.feed(member.Judged(other.digest, ACCEPTED))
+    assert node.state.open.verdicts == {other.digest: ACCEPTED}
+
+
 def test_memory_and_run_are_named_where_they_differ():
     node = Node()
     train(node)
