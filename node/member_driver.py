@@ -134,7 +134,8 @@ class MemberDriver:
                     self.emit(told)
         if isinstance(event, member.Committed):
             self._accepted = None
-            self.orders.put_nowait(RoundClosed())
+            if not self.state.lead:  # nobody follows the orders of a follower host: it gets none
+                self.orders.put_nowait(RoundClosed())
         if self.state.head.finished:
             self.finished.set()
         self._arm_vote_timer()
