@@ -21,6 +21,7 @@ from dilocox.protocol.pb.generate import generate
 ROOT = Path(__file__).parents[2]
 ROOMS = ("protocol", "transport", "coordinator", "node", "views", "cli")
 SOURCES = [p for name in (*ROOMS, "bench") for p in (ROOT / name).rglob("*.py")]
+SOURCES += (ROOT / "plugins").glob("*/dilocox_*/**/*.py")
 MAY_IMPORT: dict[str, set[str]] = {
     "protocol": set(),
     "transport": {"protocol"},

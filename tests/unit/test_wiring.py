@@ -35,6 +35,7 @@ def parsed(path: Path) -> ast.Module:
 
 def sources() -> list[tuple[str, Path]]:
     found = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
+    found += sorted((ROOT / "plugins").glob("*/dilocox_*/**/*.py"))
     return [(path.relative_to(ROOT).as_posix(), path) for path in found]
 
 
