@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from bench.arms import ARMS, Settings, published_compression
 from bench.report import RESULTS, load_preset
+from bench.sections import toml_value
 from bench.study.design import Cell, Choice
 from bench.study.report import DENSE
 from bench.texts import Text
@@ -233,7 +234,7 @@ def toml(run: Manifest) -> str:
     lines = []
     for name, section in run.model_dump(mode="json", exclude_none=True).items():
         if isinstance(section, dict):
-            lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in section.items())]
+            lines += [f"[{name}]", *(f"{key} = {toml_value(value)}" for key, value in section.items())]
         else:
             lines.insert(0, f"{name} = {json.dumps(section)}")
     return "\n".join(lines).replace(f'owner = "{run.run.owner}"', 'owner = "{owner}"') + "\n"

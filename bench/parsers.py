@@ -18,6 +18,7 @@ from typing import Any, cast
 import safetensors.torch
 from google.protobuf.message import DecodeError, Message
 
+from bench.sections import toml_value
 from dilocox.coordinator.store import StoreError, StoreRefusedError
 from dilocox.node.attest import attesters, certificates, nvidia, simulated, snp, tdx
 from dilocox.node.boxes.link import ClusterLink
@@ -317,7 +318,7 @@ def _names() -> list[Target]:
         name: value for name, value in RUN.model_dump(exclude_none=True).items() if name not in ("attestation", "admission")
     }
     toml = "".join(
-        f"[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in section.items() if value is not None)
+        f"[{name}]\n" + "".join(f"{key} = {toml_value(value)}\n" for key, value in section.items() if value is not None)
         for name, section in bare.items()
     )
     return [

@@ -1,11 +1,12 @@
 """Sections of a manifest, made from a few keys: for benches and tests."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from dilocox.protocol.model import Config
 
-__all__ = ["merge", "model_section"]
+__all__ = ["merge", "model_section", "toml_value"]
 
 FOLLOWS = {"head_dim": {"hidden_size", "num_attention_heads"}, "max_position_embeddings": {"sequence_length"}}
 """Keys of a config that follow from others where a run file leaves them out."""
@@ -26,3 +27,10 @@ def merge(sections: dict[str, dict[str, Any]], changes: Mapping[str, Mapping[str
     for name, section in changes.items():
         base = sections.get(name, {})
         sections[name] = model_section(section, base) if name == "model" else {**base, **section}
+
+
+def toml_value(value: Any) -> str:
+    """Return a value of a manifest as a run file has it; a table stands in one line, without keys that are None."""
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{key} = {toml_value(each)}" for key, each in value.items() if each is not None) + " }"
+    return json.dumps(value)

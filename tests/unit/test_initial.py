@@ -7,12 +7,12 @@ import threading
 from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from typer.testing import CliRunner, Result
 
+from bench.sections import toml_value
 from dilocox.cli.init import render_preset
 from dilocox.cli.main import app
 from dilocox.coordinator import daemon
@@ -331,11 +331,5 @@ def _toml(run: Manifest) -> str:
     lines = []
     for name, section in run.model_dump(mode="json", exclude_defaults=True).items():
         lines.append(f"[{name}]")
-        lines += [f"{key} = {_value(value)}" for key, value in section.items()]
+        lines += [f"{key} = {toml_value(value)}" for key, value in section.items()]
     return "\n".join(lines)
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {_value(each)}" for key, each in value.items()) + " }"
-    return str(value).lower() if isinstance(value, bool) else repr(value)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.sections import toml_value
 from dilocox.cli import main as cli
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.head import initial_head
@@ -120,9 +121,4 @@ def test_a_run_s_coordinator_is_its_owner_unless_it_names_another():
 
 
 def _toml(section: dict[str, object]) -> str:
-    def value(item: object) -> str:
-        if isinstance(item, bool):
-            return str(item).lower()
-        return f'"{item}"' if isinstance(item, str) else str(list(item) if isinstance(item, tuple) else item)
-
-    return "\n".join(f"{key} = {value(item)}" for key, item in section.items() if not isinstance(item, dict)) + "\n"
+    return "\n".join(f"{key} = {toml_value(value)}" for key, value in section.items()) + "\n"
