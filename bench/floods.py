@@ -48,6 +48,12 @@ STREAMS = 100
 MESSAGE_BYTES = 4 << 20
 PART_BYTES = 16_000
 """Of a message in one frame: a little less than the largest that every server takes."""
+POLL_SECONDS = 0.001
+"""Pause of the attacker while a socket takes nothing."""
+PACE_SECONDS = 0.002
+"""Pause of the attacker that keeps its rate, or has written all that windows allow."""
+RECONNECT_SECONDS = 1.0
+"""Pause of the attacker after a connection was shut, unless the flood connects again at once."""
 ASK_SECONDS = 0.05
 """Between two calls of the honest caller."""
 
@@ -103,7 +109,7 @@ def _send_calls(flood: Flood, address: str, ends: float) -> int:
             began, here = time.monotonic(), 0
             for frames in _calls(flood.path):
                 while (now := time.monotonic()) < ends and here > CALLS_PER_SECOND * (now - began):
-                    time.sleep(0.002)
+                    time.sleep(PACE_SECONDS)
                     with suppress(BlockingIOError, OSError):
                         if connection.recv(1 << 18) == b"":
                             raise ConnectionResetError
@@ -111,7 +117,7 @@ def _send_calls(flood: Flood, address: str, ends: float) -> int:
                     break
                 here, sent = here + 100, sent + 100
         if not flood.again:
-            time.sleep(1.0)
+            time.sleep(RECONNECT_SECONDS)
     return sent
 
 
@@ -123,11 +129,11 @@ def _send(connection: socket.socket, data: bytes, ends: float) -> bool:
         try:
             data = data[connection.send(data) :]
         except (BlockingIOError, InterruptedError):
-            time.sleep(0.001)
+            time.sleep(POLL_SECONDS)
         except OSError as error:
             if "want" not in type(error).__name__.lower():  # TLS waits for the socket
                 raise
-            time.sleep(0.001)
+            time.sleep(POLL_SECONDS)
     return True
 
 
@@ -179,7 +185,7 @@ def _send_messages(flood: Flood, address: str, ends: float) -> int:
             except OSError:
                 del open_[connection]
                 connection.close()
-        time.sleep(0.002)
+        time.sleep(PACE_SECONDS)
     for connection in open_:
         connection.close()
     return sent >> 20
@@ -218,7 +224,7 @@ def _send_http(flood: Flood, address: str, ends: float) -> int:
                     while connection.recv(1 << 18):
                         pass
         if not flood.again:
-            time.sleep(1.0)
+            time.sleep(RECONNECT_SECONDS)
     return sent
 
 

@@ -33,6 +33,7 @@ from dilocox.transport.data_directory import load_identity
 
 __all__ = ["main"]
 
+POLL_SECONDS = 0.05
 PAIRS = 7
 TRAINER_CORE, OTHER_CORE = 0, 1
 SHARES = (0.5, 0.9)
@@ -59,7 +60,7 @@ def until(condition: Callable[[], Any], seconds: float = 300.0) -> Any:
     while time.monotonic() < deadline:
         if value := condition():
             return value
-        time.sleep(0.05)
+        time.sleep(POLL_SECONDS)
     raise SystemExit("the swarm did not get there in time")
 
 

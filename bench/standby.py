@@ -14,12 +14,11 @@ import time
 from pathlib import Path
 
 from bench.report import bench_parser
-from dilocox.coordinator.driver import RoundDriver
+from dilocox.coordinator.driver import RoundDriver, clock
 from dilocox.coordinator.log import RoundLog
 from dilocox.coordinator.shared_log import Holder, SharedLog
 from dilocox.coordinator.store import StoreError
 from dilocox.protocol import round
-from dilocox.protocol.round import Moment
 from dilocox.transport.chain_file import ChainFile
 from dilocox_etcd.client import Etcd, parse_store
 from tests.helpers import COORDINATOR, Table, identity, manifest
@@ -27,11 +26,11 @@ from tests.helpers import COORDINATOR, Table, identity, manifest
 RUN = manifest(rounds={"count": 3})
 AT_ONCE = 50
 MOST_SECONDS = 1.0
+POLL_SECONDS = 0.1
 
 
 async def measure(chain: ChainFile, log: RoundLog | None, count: int) -> float:
     """Seconds for so many inputs of a coordinator's driver, each waited for by its caller; None: beside the chain."""
-    clock = lambda: Moment(time.monotonic(), int(1000 * time.time()))  # noqa: E731
     driver, slots = RoundDriver(COORDINATOR, chain, lambda sent: None, clock, log), asyncio.Semaphore(AT_ONCE)
     table = Table(RUN)
     for number in range(2):  # too few to begin
@@ -51,7 +50,7 @@ async def measure(chain: ChainFile, log: RoundLog | None, count: int) -> float:
 def office(folder: Path, number: int, at: str) -> tuple[Etcd, SharedLog, ChainFile]:
     store, chain = Etcd(parse_store(f"etcd://{at}/bench")), ChainFile(folder / f"{number}.db", RUN)
     me = Holder(f"office {number}", f"127.0.0.1:{number + 1}", bytes([number] * 32).hex())
-    return store, SharedLog(store, "bench", chain, me, lambda: Moment(time.monotonic(), int(1000 * time.time()))), chain
+    return store, SharedLog(store, "bench", chain, me, clock), chain
 
 
 async def bench(folder: Path, at: str, count: int) -> float:
@@ -60,13 +59,13 @@ async def bench(folder: Path, at: str, count: int) -> float:
     for log in (one, two):
         await log.enter()
     while not await stood(one):
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(POLL_SECONDS)
     keeping = asyncio.create_task(one.keep_office())
     shared = await measure(chain, one, count)
     keeping.cancel()
     began = time.perf_counter()
     while not await stood(two):
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(POLL_SECONDS)
     took = time.perf_counter() - began
     print(f"{'log':<10} {'inputs':>7} {'seconds':>8} {'seconds for 1,000':>18}")
     for name, seconds in (("beside", beside), ("etcd", shared)):

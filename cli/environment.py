@@ -1,7 +1,7 @@
 """Options from the environment: each has one name, which follows from its verb and its long flag.
 
     dilocox node --from DIR                   DILOCOX_NODE__FROM
-    dilocox relay --no-dht                     DILOCOX_RELAY__DHT=false
+    dilocox relay --no-dht                    DILOCOX_RELAY__DHT=false
     dilocox data train-tokenizer --vocabulary DILOCOX_DATA_TRAIN_TOKENIZER__VOCABULARY
 
 What looks like one and is none is refused, whatever verb is said. An option that may be said several times takes words; several

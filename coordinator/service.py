@@ -135,7 +135,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
         self.watchers: set[asyncio.Queue[services.WatchEvent | None]] = set()
         self._streams = Streams(self._known, chain.manifest.may_read)
         self.shared = rounds is not None
-        """Whether there are several coordinators."""
+        """True where several coordinators share the run."""
         self._buckets = Buckets(lambda: clock().seconds)
         self.liveness = Liveness(chain.manifest.rounds.liveness_seconds, lambda: clock().seconds)
         self.ballot: Statement[object] | None = None

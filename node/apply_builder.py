@@ -5,14 +5,13 @@ import logging
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from dilocox.node.downloader import Downloader, had
+from dilocox.node.downloader import Downloader, read_index
 from dilocox.node.hosted import HostedStages
 from dilocox.protocol import limits
 from dilocox.protocol.chain import NamedBy, Taken, taken
 from dilocox.protocol.chain import holders as holders_of
 from dilocox.protocol.counting import Announced, tensor_clips
 from dilocox.protocol.errors import RemoteError
-from dilocox.protocol.leaves import read_leaves
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
@@ -31,7 +30,7 @@ class ApplyBuilder:
         """Return the payload index of a counted contribution. Raises RemoteError where it cannot be downloaded or is malformed."""
         blob, by = contribution.leaves, NamedBy(contribution.round)
         fetch = partial(self._downloader.fetch, blob, providers, limits.LEAVES_BYTES, by=by)
-        return read_leaves(self._manifest, await had(fetch, partial(self._downloader.store.read, blob)))
+        return await read_index(self._manifest, self._downloader.store, blob, fetch)
 
     async def take(self, commit: Statement[pb.Commit]) -> worker.Apply:
         """Download what a commit counts of our stages; return what workers apply. Raises RemoteError where nobody serves it."""
@@ -48,7 +47,7 @@ class ApplyBuilder:
         return worker.Apply(commit=commit.envelope.SerializeToString(), takes=takes)
 
     async def counts(self, commit: Statement[pb.Commit]) -> worker.Apply:
-        """Return whom a commit counts and what it clips of them; download no payload. Where nobody serves a payload index any more,
+        """Return whom a commit counts and what it clips of them; download no payload. If nobody serves a payload index any more,
         the clips of single tensors are unknown."""
         holders, items = holders_of(commit.body), taken(commit.body)
         try:

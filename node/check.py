@@ -1,4 +1,4 @@
-"""What this machine lacks to take part in a run, as a node, a relay or an archive: looked at before minutes are lost. Blocking.
+"""Find what this machine lacks to take part in a run, as a node, a relay or an archive, before minutes are lost. Blocking.
 What the network says of it is asked in check_link.py."""
 
 import os

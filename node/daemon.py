@@ -104,7 +104,7 @@ class OpenRun:
     data: BlobStore
     """With its corpus."""
     own_text: OwnText | None
-    """What this node trains on; None: the run's corpus."""
+    """Corpus that this node trains on; None: the run's."""
     pool: WorkerPool
     events: EventLog
     own: OwnStatements
@@ -183,7 +183,7 @@ async def _open_events(settings: NodeSettings, daemon: Daemon, coordinator: Coor
 
 @dataclass(frozen=True)
 class Storage:
-    """What this machine downloads and stores of the run, for itself and for peers."""
+    """Data of the run that this machine downloads and stores, for itself and for peers."""
 
     run_data: RunData
     corpus: CorpusStore

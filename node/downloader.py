@@ -15,13 +15,25 @@ from dilocox.protocol.chain import NamedBy
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.head import Cluster
 from dilocox.protocol.ids import short
+from dilocox.protocol.leaves import read_leaves
+from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.archive.source import ArchiveSource
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.rpc import ChannelPool, fetch_blob
 from dilocox.transport.slots import Slots
 
-__all__ = ["FETCHES_AT_ONCE", "Downloader", "FetchStatistics", "Finder", "Restores", "Roster", "had", "places_behind"]
+__all__ = [
+    "FETCHES_AT_ONCE",
+    "Downloader",
+    "FetchStatistics",
+    "Finder",
+    "Restores",
+    "Roster",
+    "had",
+    "places_behind",
+    "read_index",
+]
 
 log = logging.getLogger(__name__)
 
@@ -231,6 +243,11 @@ class Downloader:
                     if box not in asked:
                         asked.add(box)
                         yield box
+
+
+async def read_index(manifest: Manifest, store: BlobStore, blob: bytes, fetch: Callable[[], Awaitable[None]]) -> list[pb.Leaf]:
+    """Return the payload index in a blob that `fetch` downloads. Raises what `fetch` raises, and RemoteError if it is malformed."""
+    return read_leaves(manifest, await had(fetch, partial(store.read, blob)))
 
 
 async def had(fetch: Callable[[], Awaitable[None]], read: Callable[[], T]) -> T:

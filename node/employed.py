@@ -1,4 +1,4 @@
-"""How a node's workers are put together: by our cluster's lead host, or as one of its other hosts."""
+"""Put a node's workers together, as our cluster's lead host or as one of its other hosts."""
 
 import logging
 import os
@@ -100,13 +100,13 @@ def worker_pool(
 class Employment:
     workers: Workers
     judge: Judge | None
-    """What the machine of a lead host asks; None: another host leads, and its machine asks nothing."""
+    """The machine of a lead host asks it; None: another host leads, and its machine asks nothing."""
     loops: dict[str, Coroutine[Any, Any, None]]
 
 
 @dataclass(frozen=True)
 class Workplace:
-    """What the workers of this host work with."""
+    """Parts that the workers of this host use."""
 
     run_data: RunData
     own_host: OwnHost

@@ -162,7 +162,7 @@ class Announcement:
         """Our record, as the coordinator passes it on."""
 
     def again(self) -> None:
-        """What the coordinator was told, it may have forgotten."""
+        """Offer our record again: the coordinator may have forgotten it."""
         self._told = None
 
     def hello(self) -> Statement[pb.Heartbeat]:
@@ -267,7 +267,7 @@ class Holder:
 
 
 class HolderPage:
-    """What a browser and the API show."""
+    """Rows for the page and the API."""
 
     def __init__(
         self,

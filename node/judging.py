@@ -1,4 +1,4 @@
-"""What the member machine asks of the workers that this node leads: verdicts, scores, replays."""
+"""Requests of the member machine to the workers that this node leads: verdicts, scores, replays."""
 
 import asyncio
 import logging

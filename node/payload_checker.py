@@ -4,14 +4,14 @@ import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from dilocox.node.downloader import Downloader, Roster, had
+from dilocox.node.downloader import Downloader, Roster, had, read_index
 from dilocox.node.hosted import HostedStages
 from dilocox.protocol import limits
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.facts import Verdict
 from dilocox.protocol.head import Cluster
 from dilocox.protocol.ids import short
-from dilocox.protocol.leaves import check_bounds, check_leaves, check_payload, layout_of, read_leaves
+from dilocox.protocol.leaves import check_bounds, check_leaves, check_payload, layout_of
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
@@ -33,7 +33,7 @@ class PayloadChecker:
                 raise RemoteError(pb.REASON_WRONG_BASE, "it built on another state than ours")
             providers = [contribution.peer, *body.holders]
             fetch = partial(self._downloader.fetch_forever, body.leaves, providers, limits.LEAVES_BYTES)
-            leaves = read_leaves(self._manifest, await had(fetch, partial(self._downloader.store.read, body.leaves)))
+            leaves = await read_index(self._manifest, self._downloader.store, body.leaves, fetch)
             check_leaves(body, leaves)
             if self._manifest.availability is not None:
                 await had(fetch, partial(self._check_work, body, leaves, roster))

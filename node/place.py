@@ -87,7 +87,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Daemon:
-    """What a daemon has before it knows its run."""
+    """Parts of a daemon before it knows its run."""
 
     home: DataDirectory
     tasks: Tasks

@@ -1,4 +1,4 @@
-"""What this machine downloads of a run, and where its workers can start from: one step of every composition root."""
+"""Open the downloads of a run and the states that its workers can start from: one step of every composition root."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

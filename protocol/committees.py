@@ -16,7 +16,7 @@ def draw(wanted: int, seed: bytes, cluster: str, listed: Mapping[str, int]) -> M
 
 
 def drawn(wanted: int, seed: bytes, cluster: str, listed: Sequence[str], ends: Sequence[int]) -> Mapping[str, int]:
-    """Return what `draw` returns. `ends`: running sums of the voting weights. Where no more than `wanted` others exist, all of
+    """Return what `draw` returns. `ends`: running sums of the voting weights. If no more than `wanted` others exist, all of
     them are in the committee, with their voting weights as votes."""
     if not wanted:
         return {}

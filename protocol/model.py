@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from dilocox.protocol import limits
 from dilocox.protocol.allowed import raise_all
 
-__all__ = ["Config", "Count", "Lora", "Model", "Positive", "Rope", "Section", "Target"]
+__all__ = ["WITHOUT_MEANING", "Config", "Count", "Lora", "Model", "Positive", "Rope", "Section", "Target"]
 
 Positive = Annotated[int, Field(gt=0, le=1 << 40)]
 Count = Annotated[int, Field(ge=0, le=1 << 40)]
@@ -77,20 +77,35 @@ class Rope(Section):
 YARN = ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")
 
 
-WITHOUT_MEANING = (
-    "architectures",
-    "attention_dropout",
-    "bos_token_id",
-    "dtype",
-    "eos_token_id",
-    "initializer_range",
-    "pad_token_id",
-    "pretraining_tp",
-    "torch_dtype",
-    "transformers_version",
-    "use_cache",
+WITHOUT_MEANING = frozenset(
+    {
+        "_attn_implementation",
+        "_attn_implementation_autoset",
+        "_name_or_path",
+        "architectures",
+        "bos_token_id",  # the data say special tokens
+        "dtype",
+        "eos_token_id",
+        "id2label",
+        "initializer_range",
+        "is_llama_config",
+        "label2id",
+        "max_window_layers",  # of a window that is not used
+        "output_attentions",
+        "output_hidden_states",
+        "pad_token_id",
+        "problem_type",
+        "return_dict",
+        "tokenizer_class",
+        "torch_dtype",
+        "transformers.js_config",
+        "transformers_version",
+        "unsloth_fixed",
+        "unsloth_version",
+        "use_cache",
+    }
 )
-"""Keys of a config.json that a run does not need."""
+"""Keys of a config.json on which training does not depend."""
 
 
 class Config(Section):
@@ -101,9 +116,10 @@ class Config(Section):
         "rope_scaling": "write it into rope_parameters",
         "hidden_act": "leave it out: the layers compute silu",
         "tie_word_embeddings": "leave it out: embeddings are not tied here",
+        "attention_dropout": "leave it out: the layers drop nothing",
         **dict.fromkeys(WITHOUT_MEANING, "leave it out: training does not depend on it"),
     }
-    """What to do about a key that a config.json may have and this section does not."""
+    """Advice about keys that a config.json may have and this section does not."""
 
     model_type: Literal["llama", "mistral", "qwen2", "qwen3"]
     vocab_size: Positive
@@ -112,11 +128,11 @@ class Config(Section):
     num_hidden_layers: Annotated[int, Field(gt=0, le=limits.STAGES)]
     num_attention_heads: Positive
     num_key_value_heads: Positive
-    """Where a file leaves it out: num_attention_heads."""
+    """Default: num_attention_heads."""
     head_dim: Positive
-    """Where a file leaves it out: hidden_size / num_attention_heads."""
+    """Default: hidden_size / num_attention_heads."""
     max_position_embeddings: Positive
-    """Longest text that the model is made for, in tokens; an export says it. Where a file leaves it out: model.sequence_length."""
+    """Longest text that the model is made for, in tokens; an export says it. Default: model.sequence_length."""
     sliding_window: Positive | None = None
     """Of mistral: how far a token looks back. Training never reaches it, so it is not computed; an export says it."""
     rope_parameters: Rope = Rope()
@@ -133,7 +149,8 @@ class Config(Section):
         if not isinstance(document, dict):
             return document  # a section already, or a fault that validation tells
         heads, hidden = _count(document, "num_attention_heads"), _count(document, "hidden_size")
-        filled = {"num_key_value_heads": heads or 1, "head_dim": (hidden or 2) // (heads or 1), **document}
+        head_dim = hidden // heads if heads is not None and hidden is not None else 2
+        filled = {"num_key_value_heads": heads or 1, "head_dim": head_dim, **document}
         if "head_dim" not in document and heads is not None and hidden is not None and hidden % heads:
             raise ValueError(
                 f"hidden_size {hidden} is no multiple of num_attention_heads {heads}: change one, or give head_dim"
@@ -189,7 +206,7 @@ class Lora(Section):
 
 
 class Model(Section):
-    """What is trained, and how it is cut into stages."""
+    """The model, and how it is cut into stages."""
 
     config: Config
     sequence_length: Positive

@@ -5,13 +5,16 @@ import hashlib
 import os
 import re
 import select
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from bench.sections import merge, model_section
 from dilocox.protocol import chain, events, round, rules
+from dilocox.protocol.allowed import annotated, section_of
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.head import Head, initial_head, resting_on
 from dilocox.protocol.manifest import Manifest
@@ -77,6 +80,14 @@ def told_fields(known: Mapping[str, str], names: Iterable[str]) -> set[str]:
         assert fit or empty, f"{name} has no sentence"
         found |= {*fit, *empty}
     return found
+
+
+def manifest_keys(section: type[BaseModel] = Manifest, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield the paths of a manifest's keys, those of sections included."""
+    for name, field in section.model_fields.items():
+        if (inner := section_of(annotated(field))) is not None:
+            yield from manifest_keys(inner, (*path, name))
+        yield *path, name
 
 
 class Table:

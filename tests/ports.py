@@ -30,5 +30,5 @@ class Port:
 
     @property
     def whole(self) -> list[bool]:
-        """Whether all hosts of the stages were there, the newest last."""
+        """For each input, the newest last: True where all hosts of the stages were there."""
         return [event.here for event in self.fed if isinstance(event, member.Whole)]

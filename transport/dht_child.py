@@ -138,16 +138,16 @@ class Here:
 
     @property
     def others(self) -> list[PeerID]:
-        """Whom we met."""
+        """Return the peers that we met."""
         return list(self.node.protocol.routing_table.peer_id_to_uid)
 
     def is_kept(self, stored: bool) -> bool:
-        """Where somebody finds what was stored: what only this node has is found by nobody who does not know of it."""
+        """Return whether another node finds what was stored: a value that this node alone has is found by none."""
         return stored and (self.begins or bool(self.others))
 
 
 class Records(Protocol):
-    """What a DHT stores, and the requests that it answers."""
+    """Values that a DHT stores, and the requests that it answers."""
 
     validator: RecordValidatorBase
 

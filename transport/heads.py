@@ -44,7 +44,7 @@ class Heads:
         return ((HEADER, self._source.tip().SerializeToString()),)
 
     def take(self, peer: str, metadata: Iterable[tuple[str, str | bytes]] | None) -> None:
-        """Read the head that came with a call. Whatever is there, it raises nothing."""
+        """Read the head that came with a call. Raises nothing."""
         for key, value in metadata or ():
             if key == HEADER and isinstance(value, bytes):
                 try:

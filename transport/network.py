@@ -64,7 +64,7 @@ class Listen:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where peers reach this daemon."""
+    """Addresses by which peers reach this daemon."""
 
     address: str
     """host:port of the server."""

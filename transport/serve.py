@@ -119,9 +119,9 @@ class ServedRun:
     """Stored parts of a run that peers may download. A daemon that starts replaces this as a whole with each step."""
 
     may_read: Callable[[str], bool] = _everybody
-    """Whether a peer may download what we store, also when it is not on the roster; empty: it does not say which peer it is."""
+    """True where a peer may download what we store, also when it is not on the roster; empty: it does not say which peer it is."""
     is_member: Callable[[str], bool] = _nobody
-    """Whether a peer is on the roster."""
+    """True where a peer is on the roster."""
     earned: Callable[[str], float] = _all
     """Of a member: its cluster's share of the reputation that there is to earn."""
     commit: Callable[[int], bytes | None] = _no_commit

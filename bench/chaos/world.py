@@ -42,6 +42,8 @@ STRANGER = "stranger"
 API_PORT = 8080
 DISK = "256m"
 LOOK_SECONDS = 1.0
+POLL_SECONDS = 0.1
+"""Between two looks for processes that a dead daemon left."""
 MEASURE_SECONDS = 10.0
 ANSWER_SECONDS = 3.0
 ORPHAN_SECONDS = 60.0
@@ -122,7 +124,7 @@ class World:
         """Wait until nothing of a dead daemon is left; what stays is counted, and killed by its number."""
         deadline = time.monotonic() + ORPHAN_SECONDS
         while (left := self._wire.processes(name)) and time.monotonic() < deadline:
-            time.sleep(0.1)
+            time.sleep(POLL_SECONDS)
         for pid in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process = psutil.Process(pid)
@@ -171,7 +173,7 @@ class World:
     def sleep_until(self, moment: float) -> None:
         while (left := moment - time.monotonic()) > 0:
             self._help()
-            time.sleep(min(left, 0.5))
+            time.sleep(min(left, LOOK_SECONDS))
 
     def _help(self) -> None:
         """Who ended by itself is started again by hand, and that is written down."""

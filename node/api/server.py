@@ -32,7 +32,7 @@ NOW = Flag(name="now", says="`yes`: without finishing the open round", word="yes
 
 @dataclass(frozen=True)
 class Sources:
-    """What a node's page and API show beside its part in the run."""
+    """Sources of a node's page and API, beside its part in the run."""
 
     name: str
     network: Network

@@ -1,4 +1,4 @@
-"""What the workers of one worker group say, on all hosts of a cluster."""
+"""Events of the workers of one worker group, on all hosts of a cluster."""
 
 import asyncio
 

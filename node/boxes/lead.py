@@ -142,7 +142,7 @@ class LeadService(rpc.LeadServicer):
         self._admission: BoxAdmission | None = None
         """None: this peer leads no cluster of several boxes."""
         self.heard = HostEvents()
-        """What the workers of other hosts say."""
+        """Events of the workers of other hosts."""
         self.followers: dict[str, RemoteBox] = {}
         self.changed = asyncio.Event()
         """Set when one came or went, for who waits."""

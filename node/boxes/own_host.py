@@ -1,4 +1,4 @@
-"""What a host of a cluster does for the stages that it has. The lead host does it for its own, and asks the others for theirs."""
+"""Work of a cluster's host for its own stages. The lead host asks the other hosts for theirs."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence

@@ -20,7 +20,7 @@ from dilocox.node.training.model import FAMILIES, Family
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.manifest import Manifest, Model
 from dilocox.protocol.messages import canonical
-from dilocox.protocol.model import Config
+from dilocox.protocol.model import WITHOUT_MEANING, Config
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.tensors import EMBEDDING, TensorSpec, stage_weights
 from dilocox.transport.blobs import BlobStore
@@ -31,16 +31,7 @@ __all__ = ["Weights", "read_model"]
 
 CARRIED = Config.model_fields.keys() - {"model_type", "rope_parameters", "sliding_window"}
 """Keys of config.json that a manifest takes as they are."""
-COUNTS = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "max_position_embeddings",
-)
+COUNTS = CARRIED - {"rms_norm_eps", "attention_bias", "mlp_bias"}
 """Those that are whole numbers above 0."""
 ROPE = {"rope_parameters", "rope_scaling", "rope_theta"}
 FIXED: dict[str, Any] = {
@@ -55,36 +46,8 @@ FIXED: dict[str, Any] = {
     "use_mrope": False,
 }
 """What the layers compute, whatever is said: nothing else may be."""
-WITHOUT_MEANING = {
-    "model_type",
-    "tie_word_embeddings",  # looked at where the tensors are
-    "layer_types",  # and this below
-    "architectures",
-    "dtype",
-    "torch_dtype",
-    "transformers_version",
-    "use_cache",
-    "initializer_range",
-    "bos_token_id",
-    "eos_token_id",
-    "pad_token_id",
-    "max_window_layers",  # of a window that is not used
-    "id2label",
-    "label2id",
-    "output_attentions",
-    "output_hidden_states",
-    "problem_type",
-    "return_dict",
-    "_name_or_path",
-    "_attn_implementation",
-    "tokenizer_class",
-    "is_llama_config",
-    "transformers.js_config",
-    "unsloth_fixed",
-    "unsloth_version",
-    "_attn_implementation_autoset",
-}
-"""Says nothing of what is computed in training; special tokens are the data's to say."""
+READ_ELSEWHERE = {"model_type", "tie_word_embeddings", "layer_types", "sliding_window"}
+"""Keys of config.json that the functions below read one by one."""
 BUFFERS = ".rotary_emb.inv_freq"
 """Old files hold the table of frequencies, which follows from the config."""
 HEAD = "lm_head.weight"
@@ -140,7 +103,7 @@ def _fields(path: Path, said: dict[str, Any], family: Family) -> tuple[dict[str,
 
 def _refuse_wrong_kinds(path: Path, said: dict[str, Any]) -> None:
     """Raises ConfigError for a value that transformers would take, or refuse without naming its key."""
-    for key in COUNTS:
+    for key in sorted(COUNTS):
         if (value := said.get(key)) is not None and (type(value) is not int or value < 1):
             raise ConfigError(f"{path} says {key} = {json.dumps(value)[:80]}: it must be a whole number above 0")
     theta = said.get("rope_theta")
@@ -157,7 +120,7 @@ def _refuse_wrong_kinds(path: Path, said: dict[str, Any]) -> None:
 
 def _refuse_foreign(path: Path, said: dict[str, Any]) -> None:
     """Raises ConfigError where a key means something that would be lost."""
-    known = {*CARRIED, *ROPE, *FIXED, *WITHOUT_MEANING, "sliding_window"}
+    known = {*CARRIED, *ROPE, *FIXED, *WITHOUT_MEANING, *READ_ELSEWHERE}
     for key, value in said.items():
         if value is not None and key not in known:
             raise ConfigError(

@@ -3,16 +3,15 @@
 import json
 import re
 import tomllib
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
 from dilocox.cli.init import render_preset
 from dilocox.protocol.allowed import allowed, annotated, section_of
 from dilocox.protocol.manifest import Manifest, RunFileError
+from tests.helpers import manifest_keys
 
 TEXT = render_preset("tiny", "a-run", "00" * 32)
 LIBRARY = re.compile(
@@ -20,14 +19,7 @@ LIBRARY = re.compile(
 )
 
 
-def keys(section: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    for name, field in section.model_fields.items():
-        if (inner := section_of(annotated(field))) is not None:
-            yield from keys(inner, (*path, name))
-        yield *path, name
-
-
-KEYS = list(keys(Manifest))
+KEYS = list(manifest_keys())
 
 
 def toml(table: dict[str, Any], path: str = "") -> str:

@@ -6,17 +6,14 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pydantic import BaseModel
 
 from dilocox.cli.verbs import VERBS, Verbs
 from dilocox.protocol import checks
-from dilocox.protocol.allowed import annotated, section_of
-from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.pb.generate import generate
+from tests.helpers import manifest_keys
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("protocol", "transport", "coordinator", "node", "views", "cli")
@@ -258,18 +255,15 @@ def test_daemon_imports_no_module_of_a_check_before_it_knows_its_run(daemon: str
     assert not loaded & MODULES_OF_CHECKS
 
 
-def settings_of(section: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[str]:
-    """Yield a manifest's settings. The model's Hugging Face config is one: its keys are transformers'."""
-    for name, field in section.model_fields.items():
-        inner = section_of(annotated(field))
-        if inner is None or (*path, name) == ("model", "config"):
-            yield ".".join((*path, name))
-        else:
-            yield from settings_of(inner, (*path, name))
+def settings() -> set[tuple[str, ...]]:
+    """Return the manifest's settings. The model's Hugging Face config is one: its keys are transformers'."""
+    keys = {path[:2] if path[:2] == ("model", "config") else path for path in manifest_keys()}
+    sections = {path[:depth] for path in keys for depth in range(1, len(path))}
+    return keys - sections
 
 
 def test_settings_commands_and_help_stay_few():
-    assert len(list(settings_of(Manifest))) <= MOST_SETTINGS
+    assert len(settings()) <= MOST_SETTINGS
     commands = Verbs(VERBS, lambda name, command: None)
     assert sum(len(getattr(commands[name], "commands", ())) or 1 for name in VERBS) <= MOST_COMMANDS
     node = commands["node"]

@@ -1,4 +1,4 @@
-"""What the last line of a run of the tests says."""
+"""The last line of a run of the tests."""
 
 from tests.conftest import left_out
 

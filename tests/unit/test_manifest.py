@@ -1,12 +1,10 @@
 import json
 import re
-from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
-from typing import get_args
 
 import pytest
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from bench.study.design import ARMS, CODECS, INNERS, OVERLAPS, Cell
 from bench.study.report import DENSE, DENSE_LONG, SPARSE, default
@@ -16,7 +14,7 @@ from dilocox.protocol.allowed import faults
 from dilocox.protocol.errors import ConfigError, RemoteError
 from dilocox.protocol.manifest import Manifest, RunFileError
 from dilocox.protocol.tensors import parameter_count, phase_bytes, stage_tensors, stage_units, trained_count
-from tests.helpers import identity, manifest
+from tests.helpers import identity, manifest, manifest_keys
 
 
 @pytest.mark.parametrize("preset", preset_names())
@@ -30,16 +28,7 @@ COMPARED = {("attestation", "tcb_statuses")}
 """With what evidence says of its machine, and nowhere else."""
 
 
-def fields_of(model: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Of a manifest, those of its sections included."""
-    for name, field in model.model_fields.items():
-        yield (*path, name)
-        for inner in (field.annotation, *get_args(field.annotation)):
-            if isinstance(inner, type) and issubclass(inner, BaseModel):
-                yield from fields_of(inner, (*path, name))
-
-
-@pytest.mark.parametrize("path", list(fields_of(Manifest)), ids=".".join)
+@pytest.mark.parametrize("path", list(manifest_keys()), ids=".".join)
 def test_no_field_of_a_manifest_names_a_file(path: tuple[str, ...]):
     """A manifest comes from a stranger: what it could name a node could be made to read, train on and send."""
     if path in COMPARED:

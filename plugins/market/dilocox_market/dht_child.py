@@ -87,7 +87,7 @@ class LineMeter:
         """By peer: when it was measured, by the monotonic clock."""
 
     async def serve(self, peer: str, reader: StreamReader, writer: StreamWriter) -> None:
-        """Who asks too often, or while another is measured, gets no answer."""
+        """Measure a peer's line. A peer that asks too often, or while another is measured, gets no answer."""
         try:
             if self._takes(peer):
                 self._busy = True
