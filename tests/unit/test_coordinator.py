@@ -29,7 +29,7 @@ from dilocox.transport.callers import Callers
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.event_log import EventLog
 from dilocox.transport.rpc import ChannelPool, create_server
-from tests.helpers import COORDINATOR, Table, digest, identity, manifest
+from tests.helpers import COORDINATOR, Table, digest, identity, manifest, until
 
 RUN = manifest(rounds={"count": 3})
 
@@ -368,8 +368,7 @@ async def test_a_caller_that_hangs_up_takes_nobody_s_ballot_with_it(desk: Desk):
         await desk.service.judge(desk.contribution(number).envelope, "peer")
     assert desk.state.gathered.ballot is not None
     calling = asyncio.create_task(desk.service.driver.flush())
-    while not desk.service.driver.writing.locked():
-        await asyncio.sleep(0)
+    await until(lambda: desk.service.driver.writing.locked())
     calling.cancel()
     await asyncio.wait([calling])
     await desk.service.driver.flush()
@@ -842,8 +841,7 @@ async def test_watcher_that_does_not_read_is_dropped_at_the_backlog(desk: Desk, 
     stream = desk.service.follow(services.WatchRequest(from_round=desk.service.chain.length), identity(0).peer, "here")
     assert (await anext(stream)).HasField("tip")
     reading = asyncio.create_task(anext(stream))
-    while not desk.service.watchers:
-        await asyncio.sleep(0)
+    await until(lambda: desk.service.watchers)
     sent = [desk.contribution(number) for number in range(3)]
     for statement in sent:
         await desk.say(statement)

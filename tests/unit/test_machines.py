@@ -20,7 +20,7 @@ from dilocox.protocol import member
 from dilocox.protocol.head import initial_head
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.status import Status, status
-from tests.helpers import COORDINATOR, Table, identity, manifest
+from tests.helpers import COORDINATOR, Table, identity, manifest, until
 
 
 def written(folder: Path, *options: str) -> tuple[Manifest, str]:
@@ -95,8 +95,7 @@ async def test_after_a_while_a_waiting_coordinator_logs_what_to_change(
     monkeypatch.setattr(coordinator_daemon, "REMINDER_SECONDS", 0.0)
     service = SimpleNamespace(state=table.state)
     reminding = asyncio.create_task(coordinator_daemon.remind(service))  # type: ignore[arg-type]
-    while not caplog.messages:
-        await asyncio.sleep(0)
+    await until(lambda: caplog.messages or reminding.done())
     assert "1 of 3" in caplog.messages[0]
     assert "rounds.start_clusters" in caplog.messages[0]
     service.state = Table(manifest()).genesis().state
@@ -109,11 +108,10 @@ async def test_after_a_while_a_waiting_node_logs_what_to_change(
     table = Table(manifest())
     monkeypatch.setattr(node_daemon, "REMINDER_SECONDS", 0.0)
     state = replace(member.start(table.run, identity(0).peer, table.head), connected=True)
-    node = SimpleNamespace(state=state, round_why=f"{table.run.begins}: 1 of 3")
+    node = SimpleNamespace(machine=SimpleNamespace(state=state), round_why=f"{table.run.begins}: 1 of 3")
     reminding = asyncio.create_task(node_daemon.remind(node))  # type: ignore[arg-type]
-    while not caplog.messages:
-        await asyncio.sleep(0)
+    await until(lambda: caplog.messages or reminding.done())
     assert "1 of 3" in caplog.messages[0]
     assert "rounds.start_clusters" in caplog.messages[0]
-    node.state = replace(state, head=Table(manifest()).genesis().head)
+    node.machine.state = replace(state, head=Table(manifest()).genesis().head)
     await reminding
