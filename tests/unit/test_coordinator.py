@@ -29,7 +29,7 @@ from dilocox.transport.callers import Callers
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.event_log import EventLog
 from dilocox.transport.rpc import ChannelPool, create_server
-from tests.helpers import COORDINATOR, Table, digest, identity, manifest, until
+from tests.helpers import COORDINATOR, PATIENCE_SECONDS, Table, digest, identity, manifest, until
 
 RUN = manifest(rounds={"count": 3})
 
@@ -368,7 +368,9 @@ async def test_a_caller_that_hangs_up_takes_nobody_s_ballot_with_it(desk: Desk):
         await desk.service.judge(desk.contribution(number).envelope, "peer")
     assert desk.state.gathered.ballot is not None
     calling = asyncio.create_task(desk.service.driver.flush())
-    await until(lambda: desk.service.driver.writing.locked())
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not desk.service.driver.writing.locked():  # at each turn of the loop: a write is short
+            await asyncio.sleep(0)
     calling.cancel()
     await asyncio.wait([calling])
     await desk.service.driver.flush()
