@@ -3,7 +3,7 @@
 A voter makes the shares of each payload for the root over them; a peer whose blob counts makes them again and keeps its own; who
 restores puts as many together as it takes, here the later ones, so that all is computed. Each reads what it needs from a disk and
 hashes it, as a daemon does. The bar is 30 MB/s each: a line of 240 Mbit/s, which is what a rented box has, brings no more. Samples
-are drawn of blobs of which one share too few exists: they all are answered no more often than is said (protocol/shares.py).
+are drawn of blobs of which one share too few exists: they all are answered no more often than `dilocox_availability.shards` says.
 """
 
 import math
@@ -17,12 +17,12 @@ from pathlib import Path
 from bench.report import bench_parser, judge, load_preset, table, write
 from dilocox.cli.init import preset_names
 from dilocox.node.clock import model_payload_bytes
-from dilocox.protocol import limits, shares
+from dilocox.protocol import limits
 from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.shares import Code
-from dilocox.transport import erasure
 from dilocox.transport.blobs import BlobStore, digest_of
-from dilocox.transport.shares import code_root, make_share
+from dilocox_availability import erasure, shards
+from dilocox_availability.shards import Code
+from dilocox_availability.store import code_root, make_share
 
 BAR = 30.0
 """MB/s."""
@@ -123,7 +123,7 @@ def _samples(code: Code, draws: int) -> tuple[float, float]:
     """How often all samples were answered although one share too few exists, and what is said of that."""
     dice, there = random.Random(0), code.needed - 1
     unnoticed = sum(all(dice.randrange(code.shares) < there for _ in range(SAMPLES)) for _ in range(draws))
-    return unnoticed / draws, shares.chance(code, SAMPLES, 0)
+    return unnoticed / draws, shards.chance(code, SAMPLES, 0)
 
 
 if __name__ == "__main__":

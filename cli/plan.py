@@ -26,6 +26,7 @@ from dilocox.node.clock import (
     ring,
 )
 from dilocox.node.plan import Inside
+from dilocox.node.shards import find_shards
 from dilocox.protocol.ids import several
 from dilocox.protocol.manifest import Compression, Manifest
 from dilocox.protocol.tensors import parameter_count, trained_count
@@ -346,7 +347,7 @@ def _wear(
     """Of the disk of the box that writes the most, in such rounds."""
     rounds = manifest.rounds.model_copy(update={"inner_steps": found.method.inner_steps})
     run = manifest.model_copy(update={"compression": compression, "rounds": rounds})
-    boxes = model.written_by_box(run, cluster, site.clusters)
+    boxes = model.written_by_box(run, cluster, site.clusters, find_shards(run))
     fewer = max(FEWER, checkpoint_every)
     bytes_of = {every: max(box.in_a_round(every) for box in boxes) for every in (checkpoint_every, fewer)}
     most = max(boxes, key=lambda box: box.in_a_round(checkpoint_every))

@@ -34,7 +34,6 @@ VERBS = {
     "events": "events.events",
     "plan": "plan.plan",
     "verify": "verify.verify",
-    "shares": "shares.shares",
     "export": "export.export",
     "generate": "generate.generate",
     "data": "data.app",
@@ -60,7 +59,6 @@ PANELS: dict[str, dict[str, str]] = {
         "events": "Print what happened, oldest first.",
         "verify": "Recheck every signature, vote and hash offline.",
         "attest": "Show and check hardware evidence.",
-        "shares": "Ask peers for erasure shards, and restore from them.",
     },
     "Model": {
         "data": "Build, show and free corpora.",

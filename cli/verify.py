@@ -25,6 +25,7 @@ from dilocox.cli.reading import reading
 from dilocox.node.apply_builder import takes_of
 from dilocox.node.forks import check_forks
 from dilocox.node.reader import Reader
+from dilocox.node.shards import Roots, Shards, find_shards, roots_of
 from dilocox.protocol.chain import taken
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.head import Cluster, advance
@@ -57,6 +58,8 @@ def verify(
         fail("--join is the link of another run than the one named", Exit.USAGE, "leave the name away, or the link")
 
     async def fetch(reader: Reader) -> int:
+        if replay is not None:
+            find_shards(reader.manifest)  # before anything is downloaded
         if join is None:
             await reader.check_archived()
         return 0 if replay is None else await reader.replayable(replay)
@@ -75,9 +78,10 @@ def _verify(chains: list[Path], wanted: bytes | None, replay: int | None, bar: W
         with ChainFile.for_reading(path) as chain:
             if wanted not in (None, chain.manifest.run_id):
                 fail(f"{path} holds the run {chain.manifest.run_id.hex()}")
+            shards = find_shards(chain.manifest) if replay is not None else None
             try:
                 commits = list(bar.each("checking the commits", chain.verify(), chain.length))
-                replayed = replay_round(chain, path.parent, commits, replay, bar) if replay is not None else None
+                replayed = None if replay is None else replay_round(chain, path.parent, commits, replay, bar, shards)
             except RemoteError as error:
                 fail(f"{path}: the chain does not hold: {error}")
             check_forks(chain)
@@ -117,8 +121,11 @@ def _run_id(text: str) -> bytes:
     return read_link(text).run_id
 
 
-def replay_round(chain: ChainFile, folder: Path, commits: list[Statement], round: int, bar: Working) -> dict[str, str]:
-    """Apply commit `round` to the state on disk; the result must have the digests that commit round+1 records."""
+def replay_round(
+    chain: ChainFile, folder: Path, commits: list[Statement], round: int, bar: Working, shards: Shards | None
+) -> dict[str, str]:
+    """Apply commit `round` to the state on disk; the result must have the digests that commit round+1 records. `shards`: of the
+    run."""
     if not 1 <= round < len(commits) - 1:
         last = len(commits) - 2
         have = f"1 … {last} can" if last > 0 else "none can yet"
@@ -134,11 +141,10 @@ def replay_round(chain: ChainFile, folder: Path, commits: list[Statement], round
     bar.begin(f"reading what round {round} counted")
     items = taken(commits[round].body)
     roster = advance(chain.manifest, commits[round - 1]).roster
-    leaves = [_leaves(chain.manifest, roster, store, item.contribution) for item in items]
+    roots = roots_of(shards, store)
+    leaves = [_leaves(chain.manifest, roster, store, item.contribution, roots) for item in items]
     from dilocox.node.outer.state import StageState  # torch loads only here
     from dilocox.node.training.commits import read_commit
-    from dilocox.protocol.data_root import check_root
-    from dilocox.transport.shares import share_root
 
     rank_or_k = commits[round - 1].body.rank_or_k
     commit = read_commit(round, takes_of(chain.manifest, items, leaves), rank_or_k)
@@ -150,7 +156,7 @@ def replay_round(chain: ChainFile, folder: Path, commits: list[Statement], round
         for item, each in zip(items, leaves, strict=True):
             leaf = each[stage]
             check_payload(chain.manifest, item.cluster, round, leaf, store.view(leaf.digest), rank_or_k)
-            check_root(leaf, share_root(chain.manifest, roster, store, leaf.digest, stage))
+            roots.check_root(leaf, roster)
         state = StageState(chain.manifest, stage)
         state.load_state(store.view(before[stage]))
         commit.apply_to(state, store.view)
@@ -162,15 +168,12 @@ def replay_round(chain: ChainFile, folder: Path, commits: list[Statement], round
 
 
 def _leaves(
-    manifest: Manifest, roster: Mapping[str, Cluster], store: BlobStore, contribution: pb.Contribution
+    manifest: Manifest, roster: Mapping[str, Cluster], store: BlobStore, contribution: pb.Contribution, roots: Roots
 ) -> list[pb.Leaf]:
     """Return what a counted contribution announces, if it may. Raises RemoteError."""
-    from dilocox.protocol.data_root import check_work
-    from dilocox.transport.shares import share_root
-
     leaves = read_leaves(manifest, store.read(contribution.leaves))
     check_leaves(contribution, leaves)
-    check_work(contribution, share_root(manifest, roster, store, contribution.leaves, None), leaves)
+    roots.check_work(contribution, leaves, roster)
     for leaf in leaves:
         check_bounds(manifest, leaf)
     return leaves

@@ -17,15 +17,18 @@ __all__ = ["main"]
 DEPLOY = Path(__file__).parent
 ROOT = DEPLOY.parent
 ONLY_CUDA = re.compile(r"(nvidia-|cuda-|triton)")
-FOR_TESTS = ("dev", "availability")
-"""Extras in the locks for CI."""
+WITH_PACKAGES = {"settlement": ("test",), "availability": ()}
+"""Plugins whose packages are in the locks for CI, with the extras of each that tests need."""
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 
 def plugin_requirements() -> str:
-    """Return the requirements of the settlement plugin and its tests, one a line: the gate compiles and runs the contract."""
-    project = tomllib.loads((ROOT / "plugins" / "settlement" / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["test"]]
+    """Return the requirements of plugins and their tests, one a line: the gate compiles contracts, and makes erasure shards."""
+    wanted: list[str] = []
+    for name, extras in WITH_PACKAGES.items():
+        project = tomllib.loads((ROOT / "plugins" / name / "pyproject.toml").read_text())["project"]
+        wanted += project["dependencies"]
+        wanted += [each for extra in extras for each in project["optional-dependencies"][extra]]
     return "\n".join(each for each in wanted if not each.startswith("dilocox"))
 
 
@@ -54,7 +57,7 @@ def main() -> None:
     with tempfile.NamedTemporaryFile("w", suffix=".in") as requirements:
         requirements.write(plugin_requirements())
         requirements.flush()
-        everything = compiled(requirements.name, *(f"--extra={extra}" for extra in FOR_TESTS))
+        everything = compiled(requirements.name, "--extra=dev")
     image = compiled()
     torch = next(entry for entry in image if entry.startswith("torch=="))
     hashes = [f"--hash=sha256:{digest}" for digest in cpu_wheel_hashes(torch)]

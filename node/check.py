@@ -17,11 +17,12 @@ from dilocox.node.employed import has_trained
 from dilocox.node.machine import Machine, cuda_devices, lacking_driver, this_machine
 from dilocox.node.memory import host_bytes, lacks
 from dilocox.node.plan import EFFICIENCY, PEAKS, flops_per_token
+from dilocox.node.shards import Shards, find_shards
 from dilocox.node.tiling import tile
 from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.protocol.findings import Finding, Level
 from dilocox.protocol.ids import several
-from dilocox.protocol.manifest import Availability, Manifest
+from dilocox.protocol.manifest import Manifest
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.corpora import last_built
 from dilocox.transport.data_directory import load_identity, run_folder
@@ -77,13 +78,17 @@ class Here:
 
 
 def of_machine(manifest: Manifest, here: Here) -> Iterator[Finding]:
-    """Disk, port and data; of a node also devices and memory, what makes shares, and the interface of a cluster."""
+    """Look at disk, port and data; of a node also at devices and memory, erasure shards, and the interface of a cluster."""
     if here.role is Role.NODE:
-        yield from of_room(manifest, here.home, here.devices, here.accepts_wear)
-        if manifest.availability is not None:
-            yield _coder()
-            if manifest.rounds.start_clusters > 1:
-                yield _shared(manifest, manifest.availability)
+        shards = None
+        try:
+            shards = find_shards(manifest)
+        except ConfigError as error:
+            do = "install it before you join: no node of this run starts without"
+            yield Finding(Level.WRONG, "availability", str(error), do)
+        yield from of_room(manifest, here.home, here.devices, here.accepts_wear, shards)
+        if shards is not None:
+            yield from shards.findings()
     else:
         what = f"states and payloads of {manifest.rounds.start_clusters} clusters take"
         yield _disk(here.home, held_bytes(manifest, manifest.rounds.start_clusters), what)
@@ -93,49 +98,25 @@ def of_machine(manifest: Manifest, here: Here) -> Iterator[Finding]:
         yield _interface(here.interface)
 
 
-def _coder() -> Finding:
-    """Return whether this machine can make shards: a node of a run with availability does not start without."""
-    from dilocox.transport import erasure
-
-    try:
-        erasure.need_coder()
-    except ConfigError as error:
-        return Finding(
-            Level.WRONG, "availability", str(error), "install it before you join: no node of this run starts without"
-        )
-    return Finding(Level.FINE, "availability", "the run keeps shares, and they can be made here")
-
-
-def _shared(manifest: Manifest, settings: Availability) -> Finding:
-    """Return whether peers have room for shards, in a run of several clusters with availability."""
-    from dilocox.node.disk_of_checks import rounds_shared, state_is_shared
-    from dilocox.node.sampling import SETTLED
-
-    rounds, clusters = rounds_shared(manifest, manifest.rounds.start_clusters), manifest.rounds.start_clusters
-    says = f"peers have room for those of {rounds:,} rounds of {clusters} clusters"
-    do = f"its owner lets peers keep more (availability.megabytes, now {settings.megabytes:,})"
-    if settings.rounds < SETTLED:
-        do = f"its owner lets peers keep them for longer (availability.rounds, now {settings.rounds:,})"
-    if rounds < SETTLED:
-        return Finding(Level.ODD, "shares", f"{says}: too few for anybody to be asked for one", do)
-    if not state_is_shared(manifest, clusters):
-        return Finding(Level.ODD, "shares", f"{says}, and for none of a state: who joins needs somebody who has one", do)
-    return Finding(Level.FINE, "shares", f"{says}, and for those of a state")
-
-
-def of_room(manifest: Manifest, home: Path, devices: int | None, accepts_wear: bool = False) -> Iterator[Finding]:
-    """Look at devices, memory and disk of a machine that is a cluster by itself."""
+def of_room(
+    manifest: Manifest,
+    home: Path,
+    devices: int | None,
+    accepts_wear: bool = False,
+    shards: Shards | None = None,
+) -> Iterator[Finding]:
+    """Look at devices, memory and disk of a machine that is a cluster by itself. `shards`: of the run, if they can be made here."""
     yield from _devices(manifest, devices)
     if (lack := lacking_driver()) is not None:
         yield Finding(Level.WRONG if lack.stops else Level.ODD, "GPU", lack.says, lack.do)
     what = f"states, boundaries and payloads of {manifest.rounds.start_clusters} clusters take"
     yield _disk(home, disk_bytes(manifest, manifest.rounds.start_clusters), what)
-    yield _wear(manifest, devices, accepts_wear)
+    yield _wear(manifest, devices, accepts_wear, shards)
 
 
-def _wear(manifest: Manifest, devices: int | None, accepted: bool) -> Finding:
+def _wear(manifest: Manifest, devices: int | None, accepted: bool, shards: Shards | None) -> Finding:
     """Judge disk writes: a consumer's disk is specified for 600 to 2,400 TB."""
-    each = written(manifest, manifest.rounds.start_clusters).in_a_round(1)
+    each = written(manifest, manifest.rounds.start_clusters, shards=shards).in_a_round(1)
     seconds = _round_seconds(manifest, devices)
     a_day, in_all = each * 86_400 / seconds / 1e12, each * manifest.rounds.count / 1e12
     says = (

@@ -7,26 +7,23 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dilocox.node.downloader import Downloader
 from dilocox.node.machine import Machine
 from dilocox.node.member_driver import MemberDriver
 from dilocox.node.place import Place
+from dilocox.node.shards import OwnShards
 from dilocox.node.starts import Starts
 from dilocox.protocol import checks
 from dilocox.protocol.facts import CheckInput
 from dilocox.protocol.pb import worker_pb2 as worker
 from dilocox.transport.blobs import BlobStore
-from dilocox.transport.chain_file import ChainFile
 
-if TYPE_CHECKING:
-    from dilocox.node.sharing import Restoring
+__all__ = ["PARTS", "CorpusStore", "Loops", "Parts", "loops", "scored"]
 
-__all__ = ["PARTS", "CorpusStore", "Loops", "Parts", "loops", "open_restoring", "scored"]
-
-PARTS: Mapping[str, str] = {"audits": "dilocox.node.auditor", "availability": "dilocox.node.sampling"}
-"""By check: the module whose `loops` a node runs for it. Stage workers measure scores; other checks need no part of a node."""
+PARTS: Mapping[str, str] = {"audits": "dilocox.node.auditor"}
+"""By check: the module whose `loops` a node runs for it. Stage workers measure scores, and a plugin has those of availability."""
 Loops = dict[str, Coroutine[Any, Any, None]]
 """By name of the task."""
 
@@ -54,8 +51,8 @@ class Parts:
     corpus: CorpusStore
     fetching_into: Callable[[BlobStore], Downloader]
     starts: Starts
-    restoring: "Restoring | None"
-    """Source of blobs from shards; None unless the run has availability."""
+    shards: OwnShards | None
+    """Erasure shards of this peer; None unless the run has availability."""
 
 
 def loops(parts: Parts) -> Loops:
@@ -64,17 +61,7 @@ def loops(parts: Parts) -> Loops:
     for name in checks.names(parts.member.manifest):
         if name in PARTS:
             found |= import_module(PARTS[name]).loops(parts)
-    return found
-
-
-def open_restoring(place: Place, chain: ChainFile) -> "Restoring | None":
-    """Serve this peer's shards, and restore from shards what no peer serves; None unless the run has availability. Blocking. Raises
-    ConfigError if shards cannot be made here."""
-    if chain.manifest.availability is None:
-        return None
-    from dilocox.node import sharing
-
-    return sharing.open_restoring(place, chain)
+    return found | parts.shards.loops(parts) if parts.shards is not None else found
 
 
 def scored(found: worker.Scored) -> CheckInput:

@@ -17,7 +17,7 @@ from dilocox.node.boxes.lead_line import LeadLine, hello_of
 from dilocox.node.boxes.link import address_on, exposed
 from dilocox.node.boxes.team import ClusterSettings
 from dilocox.node.check import of_room
-from dilocox.node.checks import CorpusStore, Loops, Parts, open_restoring
+from dilocox.node.checks import CorpusStore, Loops, Parts
 from dilocox.node.checks import loops as loops_of_checks
 from dilocox.node.coordinator_link import CoordinatorLink
 from dilocox.node.crew import Crew
@@ -47,6 +47,7 @@ from dilocox.node.relays import Relays
 from dilocox.node.run_context import RunContext
 from dilocox.node.run_data import RunData, open_run_data
 from dilocox.node.settings import NodeSettings
+from dilocox.node.shards import OwnShards, Shards, find_shards
 from dilocox.node.workers import LOOPBACK, WorkerPool
 from dilocox.protocol import member, phase
 from dilocox.protocol.attestation import SIMULATED, AttestationError
@@ -69,7 +70,6 @@ from dilocox.views import rows as views
 
 if TYPE_CHECKING:
     from dilocox.node.privacy import Account
-    from dilocox.node.sharing import Restoring
 
 __all__ = ["remind", "run_node", "warn_of_room"]
 
@@ -129,10 +129,11 @@ async def _open_run(settings: NodeSettings, daemon: Daemon) -> OpenRun:
         log.warning("%s", warning)
     coordinator = CoordinatorLink(settings.join, place.network.directory, place.channels)
     manifest, appointment = await tasks.race(coordinator.run(place.door.tell))
+    shards = await asyncio.to_thread(find_shards, manifest)
     if settings.account and manifest.settlement is None:
         raise ConfigError("--account names who is paid, and this run settles nothing: leave it away")
     if settings.boxes == 1 and settings.cluster is None:
-        await asyncio.to_thread(warn_of_room, manifest, home.folder, devices)
+        await asyncio.to_thread(warn_of_room, manifest, home.folder, devices, shards)
     own_text = await asyncio.to_thread(open_own_text, settings, home.folder, manifest)
     place.door.tell(f"checking the run's data in {settings.data.get(manifest.data.name, home.folder / 'data')}")
     data = await asyncio.to_thread(_open_data, settings, home, manifest)
@@ -188,7 +189,7 @@ class Storage:
     run_data: RunData
     corpus: CorpusStore
     fetching_into: Callable[[BlobStore], Downloader]
-    restoring: "Restoring | None"
+    shards: OwnShards | None
     relay_store: RelayStore
     relays: Relays
 
@@ -197,18 +198,28 @@ async def _open_storage(settings: NodeSettings, daemon: Daemon, run: OpenRun) ->
     """Open what is stored, and serve it to peers."""
     home, place, chain = daemon.home, daemon.place, run.chain
     archive = ArchiveSource(settings.archive, chain.manifest.run_id) if settings.archive is not None else None
-    restoring = await asyncio.to_thread(open_restoring, place, chain)
+    shards = await asyncio.to_thread(find_shards, chain.manifest)
+    own_shards = await asyncio.to_thread(_open_shards, shards, place, chain) if shards is not None else None
 
-    def fetching_into(store: BlobStore, shares: Restores | None = None) -> Downloader:
+    def fetching_into(store: BlobStore, restorer: Restores | None = None) -> Downloader:
         me, directory = home.identity.peer, place.network.directory
-        return Downloader(me, store, directory, place.channels, lambda: chain.head.roster, archive, shares)
+        return Downloader(me, store, directory, place.channels, lambda: chain.head.roster, archive, restorer)
 
-    run_data = open_run_data(chain, fetching_into(place.store, restoring.restorer if restoring is not None else None))
+    downloader = fetching_into(place.store, own_shards.restorer if own_shards is not None else None)
+    run_data = open_run_data(chain, downloader, shards=shards)
     corpus = CorpusStore(run.data, bool(settings.data), fetching_into(run.data))
     relay_store = await asyncio.to_thread(open_relay_store, place, home, chain)
     relays = find_relays(place, home, chain, settings.upload_copies, _lead(settings))
     place.blobs.serve(replace(place.blobs.run, keeper=relay_store))
-    return Storage(run_data, corpus, fetching_into, restoring, relay_store, relays)
+    return Storage(run_data, corpus, fetching_into, own_shards, relay_store, relays)
+
+
+def _open_shards(shards: Shards, place: Place, chain: ChainFile) -> OwnShards:
+    """Open the erasure shards of this node, and serve them. Blocking."""
+    found = shards.open(place.folder, place.network.directory, place.channels, chain)
+    run = place.blobs.run
+    place.blobs.serve(replace(run, shelves=(*run.shelves, found.shelf), share=found.share))
+    return found
 
 
 def _lead(settings: NodeSettings) -> str:
@@ -287,8 +298,8 @@ def _loops(
     participant, attendance = cluster.participant, cluster.attendance
     tasks, corpus, starts = daemon.tasks, storage.corpus, storage.run_data.starts
     supply = Supply(node.manifest, corpus.store, corpus.supplies, lambda: node.chain.parties, node.show, corpus.named)
-    fetching_into, restoring = storage.fetching_into, storage.restoring
-    parts = Parts(node, run.machine, daemon.place, daemon.home.folder, corpus, fetching_into, starts, restoring)
+    place, home, fetching_into = daemon.place, daemon.home.folder, storage.fetching_into
+    parts = Parts(node, run.machine, place, home, corpus, fetching_into, starts, storage.shards)
     return {
         "watch": participant.watch(),
         "offer": participant.offer(),
@@ -322,9 +333,9 @@ async def _finish(node: MemberDriver, attendance: Attendance, ends: bool) -> Non
         await attendance.leave(at_once=False)
 
 
-def warn_of_room(manifest: Manifest, home: Path, devices: int | None) -> None:
-    """Of memory and disk. Blocking."""
-    for finding in of_room(manifest, home, devices):
+def warn_of_room(manifest: Manifest, home: Path, devices: int | None, shards: Shards | None = None) -> None:
+    """Log where this machine lacks memory or disk. Blocking."""
+    for finding in of_room(manifest, home, devices, shards=shards):
         if finding.level is not Level.FINE:
             log.warning("%s: %s", finding.about, finding.says)
 

@@ -2,12 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from dilocox.node.clock import model_payload_bytes
 from dilocox.node.memory import stage_bytes
 from dilocox.node.starts import BOUNDARIES_KEPT, RECENT_STATES, SNAPSHOTS_KEPT
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.tensors import imported_bytes, state_bytes
+
+if TYPE_CHECKING:
+    from dilocox.node.shards import Shards
 
 __all__ = ["Written", "disk_bytes", "held_bytes", "written"]
 
@@ -32,12 +36,12 @@ class Written:
     """So many are written; the last one before anything is announced."""
     audited: float
     """In the mean: states of others' phases, fetched to train a stretch of them again."""
-    shares: float
-    """In the mean: of what commits name, kept for when others are gone."""
+    shards: float
+    """In the mean: erasure shards of what commits name."""
 
     @property
     def for_others(self) -> float:
-        return self.audited + self.shares
+        return self.audited + self.shards
 
     @property
     def waited_for(self) -> int:
@@ -51,15 +55,23 @@ class Written:
         return always + self.anchor_and_moments / checkpoint_every
 
 
-def written(manifest: Manifest, clusters: int, stages: Sequence[int] | None = None, leads: bool = True) -> Written:
-    """By a box with these stages (default: all), where so many clusters exchange, in a round of H steps. `leads`: it is its
-    cluster's first, which audits. Headers, lists and the codec's warm starts are left out."""
+def written(
+    manifest: Manifest,
+    clusters: int,
+    stages: Sequence[int] | None = None,
+    leads: bool = True,
+    shards: "Shards | None" = None,
+) -> Written:
+    """Return what a host of these stages (default: all) writes in a round of H steps, where so many clusters exchange.
+
+    `leads`: it is its cluster's lead host, which audits. `shards`: of the run, if they can be made here. Headers, payload indexes
+    and the codec's warm starts are left out."""
     model = manifest.model
     mine = range(model.stages) if stages is None else stages
     held = stage_bytes(manifest, mine, half=False)
     states = sum(state_bytes(model, stage) for stage in mine)
     payload = round(model_payload_bytes(model, manifest.compression, mine))
-    mark, marks, audited, shares = _for_checks(manifest, clusters, mine, leads)
+    mark, marks, audited = _for_audits(manifest, clusters, mine, leads)
     return Written(
         boundary=held.gradients,
         anchor_and_moments=held.gradients + held.moments,
@@ -69,38 +81,40 @@ def written(manifest: Manifest, clusters: int, stages: Sequence[int] | None = No
         mark=mark,
         marks=marks,
         audited=audited,
-        shares=shares,
+        shards=shards.bytes_a_round(clusters, mine) if shards is not None else 0.0,
     )
 
 
-def _for_checks(manifest: Manifest, clusters: int, stages: Sequence[int], leads: bool) -> tuple[int, int, float, float]:
-    """Return `mark`, `marks`, `audited` and `shares` of what is written. A run without these checks imports no module of theirs."""
-    if not manifest.audit.segments and manifest.availability is None:
-        return 0, 0, 0.0, 0.0
-    from dilocox.node import disk_of_checks as of
+def _for_audits(manifest: Manifest, clusters: int, stages: Sequence[int], leads: bool) -> tuple[int, int, float]:
+    """Return `mark`, `marks` and `audited` of what is written. A run without audits imports no module of theirs."""
+    if not manifest.audit.segments:
+        return 0, 0, 0.0
+    from dilocox.node import disk_of_audits as of
 
-    mark = sum(of.phase(manifest, stage) for stage in stages) if manifest.audit.segments else 0
-    marks = of.marks(manifest, manifest.rounds.inner_steps) if manifest.audit.segments else 0
+    mark = sum(of.phase(manifest, stage) for stage in stages)
+    marks = of.marks(manifest, manifest.rounds.inner_steps)
     whole = sum(of.phase(manifest, stage) for stage in range(manifest.model.stages))
     audited = of.audits(manifest, clusters) * 2 * whole if leads else 0.0
-    return mark, marks, audited, of.shares(manifest, clusters, stages)
+    return mark, marks, audited
 
 
 def disk_bytes(manifest: Manifest, clusters: int) -> int:
-    """That a box which holds all stages fills at most, beside data and chain: states that it keeps (with one that arrives),
-    boundaries (with one that is being written), states of phases that may be audited, weights that adapters are added to, the
-    payloads of so many clusters until two later snapshots are agreed, and shares. Who audits looks for room itself."""
+    """Return the most that a host of all stages fills, beside data and chain.
+
+    That is: states that it retains (with one that arrives), boundaries (with one that is being written) and states of phases that
+    may be audited. Weights that adapters are added to, the payloads of so many clusters until two later snapshots are agreed, and
+    erasure shards come on top. An auditor looks for room itself."""
     each = written(manifest, clusters)
     boundaries = (BOUNDARIES_KEPT + 1) * (each.boundary + each.anchor_and_moments)
-    shares = manifest.availability.most_bytes if manifest.availability is not None else 0
-    return held_bytes(manifest, clusters) + boundaries + _marks_bytes(manifest, each.mark) + shares
+    shards = manifest.availability.most_bytes if manifest.availability is not None else 0
+    return held_bytes(manifest, clusters) + boundaries + _marks_bytes(manifest, each.mark) + shards
 
 
 def _marks_bytes(manifest: Manifest, mark: int) -> int:
     """Return the bytes of the states of phases by which this host may be audited."""
     if not manifest.audit.segments:
         return 0
-    from dilocox.node import disk_of_checks as of
+    from dilocox.node import disk_of_audits as of
 
     return of.ROUNDS_OF_MARKS * mark * of.marks(manifest, manifest.rounds.max_inner_steps)
 

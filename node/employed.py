@@ -28,7 +28,6 @@ from dilocox.node.relays import Relays
 from dilocox.node.run_context import RunContext
 from dilocox.node.run_data import RunData
 from dilocox.node.settings import NodeSettings
-from dilocox.node.shard_roots import ShardRoots
 from dilocox.node.worker_settings import WorkerSettings
 from dilocox.node.workers import LOOPBACK, Launch, WorkerPool
 from dilocox.protocol.crypto import Identity, sha256
@@ -134,9 +133,8 @@ def open_workplace(
     def contributions() -> Iterable[pb.Contribution]:
         return contributions_of(member.state) if cluster == context.me else ()
 
-    checker = PayloadChecker(context.manifest, downloader, hosted, roster)
-    roots = ShardRoots(context.manifest, context.store, roster)
-    own_host = OwnHost(hosted, checker, run_data.applies, run_data.starts, roots, relays)
+    checker = PayloadChecker(context.manifest, downloader, hosted, roster, run_data.roots)
+    own_host = OwnHost(hosted, checker, run_data.applies, run_data.starts, run_data.roots, relays)
     keeping = Keeping(context.store, relay_store, run_data.starts, crew.progress, contributions, cluster)
     return Workplace(run_data, own_host, keeping, pool, crew)
 

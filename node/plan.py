@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from dilocox.node.clock import Estimate, Line, Method, Overlap, Site, Step, estimate, model_payload_bytes, ring
 from dilocox.node.disk import Written, written
@@ -15,6 +16,9 @@ from dilocox.node.tiling import Tiling, chunks, tile
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.manifest import Compression, Manifest, Model
 from dilocox.protocol.tensors import TensorSpec, stage_tensors, stage_weights
+
+if TYPE_CHECKING:
+    from dilocox.node.shards import Shards
 
 __all__ = [
     "DELAY_COST",
@@ -176,10 +180,13 @@ def exchanging(manifest: Manifest, cluster: Inside, name: str, compression: Comp
     )
 
 
-def written_by_box(manifest: Manifest, cluster: Inside, clusters: int) -> list[Written]:
-    """In a round, by each of a cluster's, the lead first."""
+def written_by_box(manifest: Manifest, cluster: Inside, clusters: int, shards: "Shards | None" = None) -> list[Written]:
+    """Return what each host of a cluster writes in a round, its lead host first. `shards`: of the run, if they can be made here."""
     tiling, stages = cluster.tiling, manifest.model.stages
-    return [written(manifest, clusters, tiling.stages(box, stages), leads=not box) for box in range(len(tiling.lengths))]
+    return [
+        written(manifest, clusters, tiling.stages(box, stages), leads=not box, shards=shards)
+        for box in range(len(tiling.lengths))
+    ]
 
 
 def most_values(model: Model, cluster: Inside) -> int:

@@ -7,12 +7,12 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from dilocox.node.coordinator_link import CoordinatorLink
-from dilocox.node.downloader import Downloader
+from dilocox.node.downloader import Downloader, Restores
 from dilocox.node.forks import check_forks, follow_owner
 from dilocox.node.run_data import RunData, open_run_data
+from dilocox.node.shards import find_restorer
 from dilocox.node.starts import Starts
 from dilocox.protocol import limits
 from dilocox.protocol.chain import NamedBy
@@ -37,9 +37,6 @@ from dilocox.transport.rpc import ChannelPool
 from dilocox.transport.tasks import Tasks
 from dilocox.views import rows
 
-if TYPE_CHECKING:
-    from dilocox.node.restoring import Restorer
-
 __all__ = ["Reader", "open_archived", "open_reader"]
 
 ATTEMPTS = 5
@@ -54,8 +51,8 @@ class Reader:
     data: RunData
     source: ArchiveSource | None = None
     """Also asked for older states than peers keep."""
-    restorer: "Restorer | None" = None
-    """Where the run keeps shares."""
+    restorer: Restores | None = None
+    """Source of blobs from erasure shards; None unless the run has availability."""
 
     @property
     def store(self) -> BlobStore:
@@ -238,11 +235,7 @@ async def open_reader(
             await tasks.race(read_up.wait())
             source = None if place is None else ArchiveSource(place, link.run_id)
             store, me = BlobStore(path / "blobs"), home.identity.peer
-            restorer = None
-            if manifest.availability is not None:
-                from dilocox.node.restoring import Restorer
-
-                restorer = Restorer(path / "restoring", directory, channels, chain)
+            restorer = await asyncio.to_thread(find_restorer, path, directory, channels, chain)
             downloader = Downloader(me, store, directory, channels, lambda: chain.head.roster, source, restorer)
             yield Reader(manifest, chain, open_run_data(chain, downloader), source, restorer)
         finally:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from dilocox.node.apply_builder import ApplyBuilder
 from dilocox.node.downloader import Downloader
 from dilocox.node.hosted import HostedStages
+from dilocox.node.shards import Roots, Shards, roots_of
 from dilocox.node.starts import Starts
 from dilocox.transport.chain_file import ChainFile
 
@@ -18,11 +19,15 @@ class RunData:
     hosted: HostedStages
     applies: ApplyBuilder
     starts: Starts
+    roots: Roots
 
 
-def open_run_data(chain: ChainFile, downloader: Downloader, stages: Iterable[int] | None = None) -> RunData:
-    """`stages`: that this host has; None: all of the model."""
+def open_run_data(
+    chain: ChainFile, downloader: Downloader, stages: Iterable[int] | None = None, shards: Shards | None = None
+) -> RunData:
+    """`stages`: that this host has; None: all of the model. `shards`: of the run, for a host that votes; None: it has none."""
     manifest = chain.manifest
     hosted = HostedStages(range(manifest.model.stages) if stages is None else stages)
     applies = ApplyBuilder(manifest, downloader, hosted)
-    return RunData(downloader, hosted, applies, Starts(manifest, chain, downloader, applies, hosted))
+    roots = roots_of(shards, downloader.store, lambda: chain.head.roster)
+    return RunData(downloader, hosted, applies, Starts(manifest, chain, downloader, applies, hosted), roots)

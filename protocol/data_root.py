@@ -1,6 +1,6 @@
 """What a commit's data root is over: so that a share of anything that it counted is proved by the commit alone.
 
-    blob      the tree over its shares                                          (shares.py)
+    blob      the tree over its shares            (dilocox_availability.shards)
     work      the tree over the roots of a contribution's blobs: of its leaves first, then of its payloads, by stage
     commit    the tree over the work of each of the counted, in the order of the mean, then over all statements, the ballot first
 

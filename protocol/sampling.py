@@ -1,9 +1,9 @@
 """Samples: whether a cluster has the shares that it should keep, asked by others who are drawn for it.
 
-Where the run keeps shares (shares.py), each round some clusters are asked for one, each by several others; whom, and by whom, is
-drawn from the commit that opened the round, by standing. For which share somebody asks nobody else can know: his own dice say it,
-once for the round, among the blobs of which he keeps a share himself, so that what has no room on anybody's disk any more is not
-asked for, and of those only of rounds in which the cluster was counted. The share must be the cluster's own.
+In a run with availability, each round some clusters are probed for a shard, each by several others. The commit that opened the
+round says which, drawn by reputation. The prober's own dice say for which shard, once for the round, so that no other peer can
+know it. They choose among the blobs of which the prober stores a shard itself and that the cluster was counted for: what has no
+room on any disk is not asked for. The shard must be the cluster's own. The plugin dilocox-availability sends the probes.
 
     commit t - 1 opens round t     some clusters of its roster, and who asks each of them
     round t                        they ask, and again where they get no proof and no chunk

@@ -7,6 +7,7 @@ from dilocox.node.archiver import Archiver, ArchiveSettings
 from dilocox.node.carrying import Carrier
 from dilocox.node.downloader import Downloader
 from dilocox.node.reader import Nobody
+from dilocox.node.shards import find_shards
 from dilocox.node.starts import state_blob
 from dilocox.protocol import limits
 from dilocox.protocol.chain import taken
@@ -25,7 +26,6 @@ from dilocox.transport.archive.source import ArchivePlace
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.rpc import ChannelPool
-from dilocox.transport.shares import share_root
 from tests.corpora import corpus_of, words
 from tests.exchanges import exchange_of
 from tests.helpers import Table, identity, manifest
@@ -71,8 +71,9 @@ class RealTable(Table):
         return super().contribution(number, spoil, **{**said, **changes})
 
     def share_root(self, blob: bytes, stage: int | None) -> bytes:
-        """In the open round; empty where the run keeps no shares."""
-        return share_root(self.run, self.head.roster, self.store, blob, stage)
+        """Return the root over a blob's shards in the open round; empty unless the run has availability."""
+        shards = find_shards(self.run)
+        return shards.root(self.head.roster, self.store, blob, stage) if shards is not None else b""
 
     def file(self, path: Path) -> ChainFile:
         """What it signed so far, as who follows the run keeps it."""

@@ -1,5 +1,6 @@
 """Fixtures that several suites share."""
 
+import importlib.metadata
 import os
 import resource
 import sys
@@ -7,10 +8,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+from dilocox.cli import verbs
 from dilocox.node.testnet import ANY_PORTS
 
 _frames = sys.getrecursionlimit()
@@ -77,3 +80,28 @@ def process_group() -> Iterator[None]:
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())  # type: ignore[attr-defined]
     yield
     dist.destroy_process_group()
+
+
+class Installed:
+    """A distribution that is installed, with the text of its entry points."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def add(self, name: str, entry_points: str, summary: str = "A plugin.") -> None:
+        info = self._folder / f"{name}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\nSummary: {summary}\n")
+        (info / "entry_points.txt").write_text(entry_points)
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Installed]:
+    """No plugin is installed but those that a test adds."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    distributions = importlib.metadata.distributions
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda: distributions(path=[str(folder)]))
+    verbs.plugins.cache_clear()
+    yield Installed(folder)
+    verbs.plugins.cache_clear()

@@ -9,7 +9,7 @@ from dilocox.node.boxes.own_host import OwnHost
 from dilocox.node.downloader import Downloader, Roster
 from dilocox.node.hosted import HostedStages
 from dilocox.node.payload_checker import PayloadChecker
-from dilocox.node.shard_roots import ShardRoots
+from dilocox.node.shards import Roots, find_shards, roots_of
 from dilocox.node.starts import Starts
 from dilocox.protocol.manifest import Manifest
 
@@ -21,7 +21,7 @@ class Exchange:
     hosted: HostedStages
     checker: PayloadChecker
     applies: ApplyBuilder
-    roots: ShardRoots
+    roots: Roots
 
     def starts(self, chain: Any) -> Starts:
         return Starts(self.manifest, chain, self.downloader, self.applies, self.hosted)
@@ -30,8 +30,15 @@ class Exchange:
         return OwnHost(self.hosted, self.checker, self.applies, self.starts(chain), self.roots, relays)
 
 
-def exchange_of(run: Manifest, downloader: Downloader, stages: Iterable[int] | None = None, roster: Roster = dict) -> Exchange:
-    """`stages`: that its host has; None: all."""
+def exchange_of(
+    run: Manifest,
+    downloader: Downloader,
+    stages: Iterable[int] | None = None,
+    roster: Roster = dict,
+    roots: Roots | None = None,
+) -> Exchange:
+    """`stages`: that its host has; None: all. `roots`: over erasure shards; None: those of the run's plugin."""
     hosted = HostedStages(range(run.model.stages) if stages is None else stages)
-    checker, applies = PayloadChecker(run, downloader, hosted, roster), ApplyBuilder(run, downloader, hosted)
-    return Exchange(run, downloader, hosted, checker, applies, ShardRoots(run, downloader.store, roster))
+    roots = roots or roots_of(find_shards(run), downloader.store, roster)
+    checker, applies = PayloadChecker(run, downloader, hosted, roster, roots), ApplyBuilder(run, downloader, hosted)
+    return Exchange(run, downloader, hosted, checker, applies, roots)

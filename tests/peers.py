@@ -14,7 +14,7 @@ from dilocox.node.downloader import Downloader
 from dilocox.node.forks import Forks
 from dilocox.node.relay_store import RelayStore
 from dilocox.node.relays import Relays
-from dilocox.node.restoring import Restorer
+from dilocox.node.shards import OwnShards, find_shards
 from dilocox.protocol.errors import LocalError
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement
@@ -28,7 +28,6 @@ from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.heads import Heads
 from dilocox.transport.rpc import ChannelPool, create_server
 from dilocox.transport.serve import PeerService
-from dilocox.transport.shares import ShareStore
 from dilocox.transport.tasks import Tasks
 from dilocox.transport.traffic import Traffic
 from tests.exchanges import Exchange, exchange_of
@@ -55,8 +54,7 @@ class Peer:
     record: pb.PeerRecord
     everybody: "Everybody"
     heads: Heads
-    shares: ShareStore | None
-    restorer: Restorer | None
+    shards: OwnShards | None
 
     @property
     def own_host(self) -> OwnHost:
@@ -106,18 +104,17 @@ async def meeting(folder: Path, run: Manifest, *chains: list[Statement[pb.Commit
             closing.push_async_callback(server.stop, 0)
             forks = Forks(file, everybody, channels, tasks)
             heads.open(forks)
-            shares = ShareStore(home / "shares") if run.availability is not None else None
-            restorer = None
-            if shares is not None:
-                restorer = Restorer(home / "restoring", everybody, channels, file, shares)
+            shards = find_shards(run)
+            own = shards.open(home, everybody, channels, file) if shards is not None else None
+            restorer = own.restorer if own is not None else None
             downloader = Downloader(identity(number).peer, store, everybody, channels, shares=restorer)
             exchange = exchange_of(run, downloader, range(2))
             record = pb.PeerRecord(address=f"127.0.0.1:{port}", certificate=certificate.certificate_der)
             everybody.records[identity(number).peer] = record
             relays = Relays(identity(number), file, store, everybody, channels, lambda: True)
             relay_store = RelayStore(identity(number), file, store)
-            share = {"share": shares.get, "shelves": (shares,)} if shares is not None else {}
+            share = {"share": own.share, "shelves": (own.shelf,)} if own is not None else {}
             serve_also(service, commit=file.raw, keeper=relay_store, **share)
-            parts = exchange, relays, relay_store, service, lead, record, everybody, heads, shares, restorer
+            parts = exchange, relays, relay_store, service, lead, record, everybody, heads, own
             peers.append(Peer(number, file, store, tasks, channels, forks, *parts))
         yield peers

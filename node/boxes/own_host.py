@@ -7,7 +7,7 @@ from dilocox.node.apply_builder import ApplyBuilder
 from dilocox.node.hosted import HostedStages
 from dilocox.node.payload_checker import PayloadChecker
 from dilocox.node.relays import Relays
-from dilocox.node.shard_roots import ShardRoots
+from dilocox.node.shards import Roots
 from dilocox.node.starts import Starts
 from dilocox.protocol.facts import Verdict
 from dilocox.protocol.messages import Statement
@@ -24,7 +24,7 @@ class OwnHost:
         checker: PayloadChecker,
         applies: ApplyBuilder,
         starts: Starts,
-        roots: ShardRoots,
+        roots: Roots,
         relays: Relays,
     ) -> None:
         self._hosted, self._checker, self._applies = hosted, checker, applies

@@ -1,4 +1,4 @@
-"""Availability as a check (protocol/shares.py, sampling.py): commits prove shards, and votes name the clusters that showed none."""
+"""Availability as a check (data_root.py, sampling.py): commits prove shards, and votes name the clusters that showed none."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -40,7 +40,9 @@ CHANGES = {
     "start_clusters = 3": "start_clusters = 2",
     "min_clusters = 2": "min_clusters = 1",
     "microbatches = 2": "microbatches = 4",
-    **({"snapshot_every = 4": "snapshot_every = 4\n[availability]"} if find_spec("pyeclib") else {}),  # each box codes its own
+    **(
+        {"snapshot_every = 4": "snapshot_every = 4\n[availability]"} if find_spec("dilocox_availability") else {}
+    ),  # each box codes its own
 }
 
 

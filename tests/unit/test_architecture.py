@@ -38,7 +38,7 @@ SCREEN_LINES = 48
 
 CORE = ("rules", "chain", "tally", "member", "round")
 """Files of the protocol that iterate over a run's checks and name none of them."""
-RULES_OF_CHECKS = {"auditing", "scoring", "bias", "sampling", "shares", "data_root", "merit"}
+RULES_OF_CHECKS = {"auditing", "scoring", "bias", "sampling", "data_root", "merit"}
 """Modules of the protocol that only checks import."""
 SWITCHES = {"audit", "scoring", "availability", "settlement", "private"}
 """Sections and keys of a manifest that say which checks a run has."""
@@ -231,14 +231,10 @@ def loaded_by(program: str) -> set[str]:
 MODULES_OF_CHECKS = {
     *(f"dilocox.protocol.{name}" for name in RULES_OF_CHECKS),
     *(f"dilocox.protocol.checks.{name}" for name in checks.WANTED),
-    *(
-        f"dilocox.node.{name}"
-        for name in ("auditor", "audit_task", "disk_of_checks", "privacy", "restoring", "sampling", "sharing")
-    ),
+    *(f"dilocox.node.{name}" for name in ("auditor", "audit_task", "disk_of_audits", "privacy", "shard_roots")),
     *(f"dilocox.node.training.{name}" for name in ("audit", "scores")),
-    "dilocox.transport.erasure",
-    "dilocox.transport.shares",
     "dilocox.views.audits",
+    "dilocox_availability",
 }
 
 

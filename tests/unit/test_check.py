@@ -28,7 +28,7 @@ from dilocox.node.disk import written
 from dilocox.node.privacy import Budget, open_account, steps_left
 from dilocox.protocol.findings import Finding, Level, of_run
 from dilocox.protocol.ids import JoinLink
-from dilocox.protocol.manifest import Availability, Manifest
+from dilocox.protocol.manifest import Manifest
 from dilocox.transport.corpora import last_built
 from dilocox.transport.data_directory import load_identity, run_folder
 from tests.corpora import corpus_of, words
@@ -310,41 +310,6 @@ def test_a_machine_that_does_not_fit_is_said_so(tmp_path: Path, monkeypatch: pyt
     assert abouts(checks.of_machine(run, here(tmp_path, data={"other": tmp_path})), Level.ODD) == {"--data other"}
     large = Manifest.from_toml(render_preset("qwen1.5-107b", "paper", "00" * 32))
     assert abouts(checks.of_machine(large, here(tmp_path)), Level.WRONG) >= {"memory", "disk"}
-
-
-def test_a_node_of_a_run_that_keeps_shares_needs_what_makes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def said(run: Manifest, role: Role = Role.NODE) -> list[Finding]:
-        return [each for each in checks.of_machine(run, here(tmp_path, role=role)) if each.about == "availability"]
-
-    shares = manifest(availability={})
-    monkeypatch.setitem(sys.modules, "pyeclib.ec_iface", None)
-    [missing] = said(shares)
-    assert missing.level is Level.WRONG
-    assert "pip install 'dilocox[availability]'" in missing.says
-    assert said(manifest()) == said(shares, Role.RELAY) == []
-    monkeypatch.undo()
-    pytest.importorskip("pyeclib", reason="pip install -e '.[availability]'")
-    assert [each.level for each in said(shares)] == [Level.FINE]
-
-
-def test_a_run_that_has_no_room_for_its_shares_is_odd(tmp_path: Path):
-    def said(run: Manifest, **availability: int) -> list[tuple[Level, str]]:
-        run = run.model_copy(update={"availability": Availability(**availability)})
-        return [(each.level, each.says) for each in checks.of_machine(run, here(tmp_path)) if each.about == "shares"]
-
-    def preset(name: str) -> Manifest:
-        return Manifest.from_toml(render_preset(name, "n", "00" * 32))
-
-    [(level, says)] = said(preset("qwen1.5-107b"))
-    assert (level, "0 rounds" in says, "too few" in says) == (Level.ODD, True, True)
-    [(level, says)] = said(preset("llama-1b"), megabytes=3000)
-    assert (level, "2 rounds" in says, "too few" in says) == (Level.ODD, True, True)
-    [(level, says)] = said(preset("llama-350m"))
-    assert (level, "11 rounds" in says, "none of a state" in says) == (Level.ODD, True, True)
-    [(level, says)] = said(preset("llama-125m"))
-    assert (level, "32 rounds" in says) == (Level.FINE, True)
-    assert said(manifest(rounds={"start_clusters": 1, "min_clusters": 1})) == [], "one alone shares with nobody"
-    assert not [each for each in checks.of_machine(manifest(), here(tmp_path)) if each.about == "shares"]
 
 
 def test_a_node_says_what_check_says_of_its_machine(tmp_path: Path, caplog: pytest.LogCaptureFixture):

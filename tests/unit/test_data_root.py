@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from dilocox.node.downloader import Downloader
+from dilocox.node.shard_roots import ShardRoots
 from dilocox.protocol import chain, limits, tree
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.data_root import commit_tree, work_root
@@ -18,6 +19,7 @@ from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.rpc import ChannelPool
 from tests.exchanges import exchange_of
+from tests.fake_shards import FakeShards
 from tests.helpers import COORDINATOR, Table, digest, identity, manifest
 
 RUN = manifest(availability={})
@@ -71,11 +73,9 @@ class Announced:
 
     def __init__(self, folder: Path, lie: str = "") -> None:
         torch = pytest.importorskip("torch")
-        pytest.importorskip("pyeclib", reason="pip install -e '.[availability]'")
         from dilocox.node.outer.state import StageState
-        from dilocox.transport.shares import share_root
 
-        store = BlobStore(folder)
+        store, shards = BlobStore(folder), FakeShards(RUN)
         leaves, norms = [], []
         for stage in range(RUN.model.stages):
             state = StageState(RUN, stage)
@@ -83,7 +83,7 @@ class Announced:
             encoded = state.encode(owner=owner_of(RUN.run_id, identity(1).peer, 1, stage))
             norms.append(encoded.norm)
             payload = store.put([encoded.raw])
-            root = share_root(RUN, ROSTER, store, payload, stage)
+            root = shards.root(ROSTER, store, payload, stage)
             leaves.append(
                 pb.Leaf(
                     stage=stage,
@@ -94,7 +94,7 @@ class Announced:
                 )
             )
         listed = store.put([canonical(pb.Leaves(leaves=leaves))])
-        shares = work_root(share_root(RUN, ROSTER, store, listed, None), leaves)
+        shares = work_root(shards.root(ROSTER, store, listed, None), leaves)
         body = pb.Contribution(
             round=1,
             base_state=digest("base"),
@@ -106,7 +106,8 @@ class Announced:
         self.statement = seal(identity(1), pb.KIND_CONTRIBUTION, RUN.run_id, body)
         stages = range(RUN.model.stages)
         downloader = Downloader("me", store, None, ChannelPool())  # type: ignore[arg-type]
-        self.exchange = exchange_of(RUN, downloader, stages, lambda: ROSTER)
+        roots = ShardRoots(shards.root, store, lambda: ROSTER)
+        self.exchange = exchange_of(RUN, downloader, stages, lambda: ROSTER, roots)
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 
 from dilocox.node import disk, memory
-from dilocox.node.disk_of_checks import rounds_shared, state_is_shared
 from dilocox.node.plan import inside, written_by_box
 from dilocox.protocol import auditing
 from dilocox.protocol.auditing import WAIT
 from dilocox.protocol.messages import seal
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.tensors import stage_tensors, state_bytes
+from dilocox.protocol.tensors import stage_tensors
+from tests.fake_shards import FakeShards
 from tests.helpers import COORDINATOR, digest, manifest
 
 WIDE: dict[str, Any] = {"compression": {"codec": "fp32", "rank": None}, "rounds": {"snapshot_every": 4}}
@@ -65,60 +65,12 @@ def test_who_audits_writes_two_states_of_a_phase_each_time_that_it_is_drawn(clus
     assert disk.written(RUN, clusters).audited == 0
 
 
-def test_who_keeps_shares_writes_a_part_of_everybody_s_payload_and_of_states():
-    """Any four of eight restore: a quarter of four bytes of every payload, and of eight of a state every fourth round."""
-    kept = manifest(**WIDE, availability={"needed_share": 0.5})
-    each, without = disk.written(kept, 8), disk.written(RUN, 8)
-    assert each.shares == pytest.approx(8 * WEIGHTS / 4 + 2 * WEIGHTS / 4 / 4, rel=0.02)
-    assert each.in_a_round(1) == without.in_a_round(1) + each.shares
-    assert each.waited_for == without.waited_for, "nothing waits for them"
-    assert disk.written(kept, 1).shares == 0
-    assert disk.disk_bytes(kept, 8) == disk.disk_bytes(RUN, 8) + 4096 * 10**6
-
-
-def test_no_more_shares_are_written_than_are_kept():
-    kept = manifest(**WIDE, availability={"needed_share": 0.5, "megabytes": 1})
-    assert disk.written(kept, 100).shares < 10**6 < 200 * WEIGHTS / 16
-    assert disk.written(kept, 200).shares == pytest.approx(10**6, rel=0.05)
-
-
-def test_rounds_whose_shares_have_room_by_hand():
-    """Eight quarters of a payload each round, in half of the room, for at most as many rounds as the run says."""
-
-    def rounds(megabytes: int, clusters: int = 8) -> int:
-        kept = manifest(**WIDE, availability={"needed_share": 0.5, "megabytes": megabytes, "rounds": 100})
-        return rounds_shared(kept, clusters)
-
-    assert rounds(4) == 2 * 10**6 // (2 * WEIGHTS)
-    assert (rounds(4096), rounds(4096, 1), rounds(1, 100)) == (100, 0, 0)
-    assert rounds_shared(RUN, 8) == 0
-
-
-def test_a_state_s_share_has_half_of_the_room():
-    """Of two clusters it is all of Θ and momentum, of four half of it."""
-    wide = {
-        **WIDE,
-        "model": {
-            "hidden_size": 1024,
-            "intermediate_size": 1024,
-            "vocab_size": 256,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 2,
-        },
-    }
-    states = sum(state_bytes(manifest(**wide).model, stage) for stage in range(manifest(**wide).model.stages))
-
-    def fits(megabytes: int, clusters: int = 2) -> bool:
-        return state_is_shared(manifest(**wide, availability={"megabytes": megabytes}), clusters)
-
-    half = states // 500_000
-    assert (fits(half), fits(half + 1), fits(half // 2 + 1, 4), fits(1 << 20, 1)) == (False, True, True, False)
-    assert not state_is_shared(RUN, 8)
-
-
 def test_boxes_of_a_cluster_write_what_their_stages_take():
     run = manifest(**WIDE, audit={"segments": 3}, availability={"needed_share": 0.5})
-    whole, parts = disk.written(run, 7), written_by_box(run, inside(run, [1] * run.model.stages), 7)
+    shards = FakeShards(run)
+    whole = disk.written(run, 7, shards=shards)
+    parts = written_by_box(run, inside(run, [1] * run.model.stages), 7, shards)
+    assert whole.shards == shards.bytes_a_round(7, range(run.model.stages)) == whole.for_others - whole.audited
     assert len(parts) == run.model.stages
     assert [bool(part.audited) for part in parts] == [True, *[False] * (len(parts) - 1)], "the lead audits for its cluster"
     for name in vars(whole).keys() - {"marks"}:

@@ -1,9 +1,8 @@
 """Commands of plugins: listed where they are installed, and a broken one harms no other command."""
 
-import importlib.metadata
 import re
 import sys
-from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,35 +12,22 @@ from typer.testing import CliRunner
 from dilocox.cli import main as cli
 from dilocox.cli import verbs
 from dilocox.coordinator.store import STORES, parse_place
-from dilocox.protocol.errors import ConfigError
+from dilocox.node import check
+from dilocox.node.check import Here
+from dilocox.node.shards import CHECKS, find_restorer, find_shards
+from dilocox.protocol.chain import NamedBy
+from dilocox.protocol.errors import ConfigError, RemoteError
+from dilocox.protocol.findings import Level
+from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.archive.storage import SCHEMES, FolderStorage, open_storage
+from dilocox.transport.blobs import BlobStore
+from dilocox.transport.chain_file import ChainFile
+from tests.conftest import Installed
+from tests.fake_shards import FakeShards
+from tests.helpers import manifest
 
 ROOT = Path(__file__).parents[2]
-
-
-class Installed:
-    """A distribution that is installed, with the text of its entry points."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def add(self, name: str, entry_points: str, summary: str = "A plugin.") -> None:
-        info = self._folder / f"{name}-1.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\nSummary: {summary}\n")
-        (info / "entry_points.txt").write_text(entry_points)
-
-
-@pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Installed]:
-    """No plugin is installed but those that a test adds."""
-    folder = tmp_path / "site"
-    folder.mkdir()
-    distributions = importlib.metadata.distributions
-    monkeypatch.setattr(importlib.metadata, "distributions", lambda: distributions(path=[str(folder)]))
-    verbs.plugins.cache_clear()
-    yield Installed(folder)
-    verbs.plugins.cache_clear()
+SHARING = manifest(availability={})
 
 
 def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[object, str]:
@@ -141,3 +127,50 @@ def test_url_in_an_error_shows_no_password(installed: Installed):
     with pytest.raises(ConfigError) as refused:
         parse_place("etcd://user:secret@127.0.0.1:1/x")
     assert "secret" not in str(refused.value)
+
+
+def test_run_without_availability_asks_no_plugin(installed: Installed):
+    installed.add("broken", f"[{CHECKS}]\navailability = no_such_module:of_run\n")
+    assert find_shards(manifest()) is None
+
+
+def test_shards_without_their_plugin_name_what_is_installed(installed: Installed, tmp_path: Path):
+    with pytest.raises(ConfigError, match="install dilocox-availability"):
+        find_shards(SHARING)
+    here = Here(tmp_path, "127.0.0.1", 0, None, {}, None)
+    [found] = [each for each in check.of_machine(SHARING, here) if each.about == "availability"]
+    assert (found.level, "install dilocox-availability" in found.says) == (Level.WRONG, True)
+
+
+def test_plugin_makes_the_shards_of_a_run(installed: Installed, tmp_path: Path):
+    installed.add("shards", f"[{CHECKS}]\navailability = tests.fake_shards:FakeShards\n")
+    assert isinstance(find_shards(SHARING), FakeShards)
+    here = Here(tmp_path, "127.0.0.1", 0, None, {}, None)
+    assert [each.says for each in check.of_machine(SHARING, here) if each.about == "availability"] == ["fake"]
+
+
+@pytest.mark.parametrize("function", ["None", "1 / 0", "sys.exit('bye')", "{}['key']", "object()"])
+def test_plugin_that_makes_no_shards_is_a_sentence(
+    installed: Installed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, function: str
+):
+    (tmp_path / "bad_shards.py").write_text(f"import sys\ndef of_run(manifest):\n    return {function}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "bad_shards", raising=False)
+    installed.add("bad", f"[{CHECKS}]\navailability = bad_shards:of_run\n")
+    with pytest.raises(ConfigError, match="plugin"):
+        find_shards(SHARING)
+
+
+async def test_reader_without_the_plugin_learns_of_it_where_no_peer_serves_a_blob(installed: Installed, tmp_path: Path):
+    with closing(ChainFile(tmp_path / "chain.db", SHARING)) as chain:
+        restorer = find_restorer(tmp_path, None, None, chain)  # type: ignore[arg-type]
+    assert restorer is not None
+    with pytest.raises(RemoteError) as refused:
+        await restorer.fetch(bytes(32), NamedBy(1), None, BlobStore(tmp_path / "blobs"), 1)
+    assert refused.value.reason == pb.REASON_UNAVAILABLE
+    assert "install dilocox-availability" in refused.value.detail
+
+
+async def test_reader_of_a_run_without_availability_restores_nothing(installed: Installed, tmp_path: Path):
+    with closing(ChainFile(tmp_path / "chain.db", manifest())) as chain:
+        assert find_restorer(tmp_path, None, None, chain) is None  # type: ignore[arg-type]

@@ -33,8 +33,8 @@ from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.blobs import BlobStore, digest_of
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.rpc import ChannelPool
-from dilocox.transport.shares import share_root
 from tests.exchanges import exchange_of
+from tests.fake_shards import FakeShards
 from tests.helpers import COORDINATOR, Table, identity, manifest
 
 CLUSTERS, HOSTILE = range(4), 3
@@ -79,6 +79,7 @@ class Bowl:
         self.random = torch.Generator().manual_seed(0)
         self.goal = [0.1 * torch.randn(state.size, generator=self.random) for state in self.theta]
         self.leaves: dict[str, list[pb.Leaf]] = {}
+        self.shards = FakeShards(run)
         self.roots = run.availability is not None
         """Whether what they announce names the roots over its shares; where the run keeps any and it does not, voters lie too."""
 
@@ -112,9 +113,9 @@ class Bowl:
             for n, s in enumerate(stages)
         ]
         for leaf in leaves if self.roots else ():
-            leaf.shares = share_root(self.run, head.roster, self.store, leaf.digest, leaf.stage)
+            leaf.shares = self.shards.root(head.roster, self.store, leaf.digest, leaf.stage)
         listed = self.store.put([canonical(pb.Leaves(leaves=leaves))])
-        shares = work_root(share_root(self.run, head.roster, self.store, listed, None), leaves) if self.roots else b""
+        shares = work_root(self.shards.root(head.roster, self.store, listed, None), leaves) if self.roots else b""
         steps = self.run.rounds.max_inner_steps if self.hostile and number == HOSTILE else self.run.rounds.inner_steps
         statement = self.table.contribution(
             number,
@@ -189,7 +190,7 @@ def test_a_replay_finds_the_state_that_clips_of_tensors_made(aggregate: str, tmp
     bowl.train(3)
     file = kept(bowl, tmp_path)
     with working("") as bar:
-        made = replay_round(file, tmp_path, bowl.table.commits, 1, bar)
+        made = replay_round(file, tmp_path, bowl.table.commits, 1, bar, None)
     assert set(made) == {"0", "1"}
     file.close()
 
@@ -197,16 +198,15 @@ def test_a_replay_finds_the_state_that_clips_of_tensors_made(aggregate: str, tmp
 @pytest.mark.parametrize("honest", [True, False])
 def test_a_replay_finds_roots_that_are_over_no_shares(honest: bool, tmp_path: Path):
     """Where voters let them pass the commit stands, and nobody could prove a share."""
-    pytest.importorskip("pyeclib", reason="pip install -e '.[availability]'")
     bowl = Bowl(run_with(availability={}), tmp_path, hostile=False)
     bowl.roots = honest
     bowl.train(3)
     with working("") as bar, closing(kept(bowl, tmp_path)) as file:
         if honest:
-            assert set(replay_round(file, tmp_path, bowl.table.commits, 1, bar)) == {"0", "1"}
+            assert set(replay_round(file, tmp_path, bowl.table.commits, 1, bar, bowl.shards)) == {"0", "1"}
             return
         with pytest.raises(RemoteError) as found:
-            replay_round(file, tmp_path, bowl.table.commits, 1, bar)
+            replay_round(file, tmp_path, bowl.table.commits, 1, bar, bowl.shards)
     assert found.value.reason == pb.REASON_SHARES
 
 
@@ -244,7 +244,7 @@ def test_a_copy_is_refused_and_its_author_counts(colluding: bool, tmp_path: Path
         bowl.table.submit(bowl.table.contribution(number, base_state=bowl.root()))
     bowl.table.vote(CLUSTERS)
     with working("") as bar, closing(kept(bowl, tmp_path)) as file, pytest.raises(RemoteError, match="made by another cluster"):
-        replay_round(file, tmp_path, bowl.table.commits, 1, bar)
+        replay_round(file, tmp_path, bowl.table.commits, 1, bar, None)
 
 
 def test_what_is_too_large_for_the_run_is_sent_in_parts_and_refused_where_it_is_not(tmp_path: Path):

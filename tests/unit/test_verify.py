@@ -15,6 +15,7 @@ from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.chain_file import ChainFile
+from tests.conftest import Installed
 from tests.helpers import COORDINATOR, Table, digest, identity, manifest
 
 RUN = manifest()
@@ -106,6 +107,16 @@ def test_what_names_no_run_is_a_sentence(named: str, tmp_path: Path, verify: Ver
     code, said = verify(named)
     assert code == 2
     assert "link" in said
+
+
+def test_chain_of_a_run_with_availability_holds_without_its_plugin_and_is_not_replayed(
+    tmp_path: Path, verify: Verify, installed: Installed
+):
+    run = manifest(availability={})
+    write(tmp_path, run, Table(run).genesis().train(3))
+    assert verify()[0] == 0
+    code, said = verify("--replay", "1")
+    assert (code, "install dilocox-availability" in said) == (2, True), said
 
 
 def test_a_run_s_coordinator_is_its_owner_unless_it_names_another():

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("pyeclib", reason="pip install -e '.[availability]'")
+pytest.importorskip("pyeclib", reason="pip install ./plugins/availability")
 
 from dilocox.protocol import limits
 from dilocox.protocol.pb import services_pb2 as services
-from dilocox.protocol.shares import Code, check_share
 from dilocox.transport.blobs import BlobHash, BlobStore, digest_of
-from dilocox.transport.shares import ShareStore, make_share, share_bytes
+from dilocox_availability.shards import Code, check_share
+from dilocox_availability.store import ShareStore, make_share, share_bytes
 from tests.helpers import PATIENCE_SECONDS, digest
 
 CODE = Code(5, 2)

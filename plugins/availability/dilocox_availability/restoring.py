@@ -21,12 +21,12 @@ from dilocox.protocol.ids import short
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
-from dilocox.protocol.shares import Code, check_share, code_in, hosts, kept_since, most_shared, order, places
-from dilocox.transport import erasure
 from dilocox.transport.blobs import BlobStore, digest_of
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.rpc import ChannelPool, fetch_blob, fetch_chunk, in_thread
-from dilocox.transport.shares import ShareStore, share_bytes
+from dilocox_availability import erasure
+from dilocox_availability.shards import Code, check_share, code_in, hosts, kept_since, most_shared, order, places
+from dilocox_availability.store import ShareStore, share_bytes
 
 __all__ = ["ASKED_AT_ONCE", "Answer", "Due", "Holders", "Restorer"]
 

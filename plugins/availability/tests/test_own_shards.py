@@ -11,16 +11,11 @@ from threading import Event
 
 import pytest
 
-pytest.importorskip("pyeclib", reason="pip install -e '.[availability]'")
+pytest.importorskip("pyeclib", reason="pip install ./plugins/availability")
 
-from dilocox.cli.shares import show, told
-from dilocox.node import sampling as node_sampling
 from dilocox.node.downloader import Downloader
-from dilocox.node.restoring import ASKED_AT_ONCE, Answer, Restorer
-from dilocox.node.sampling import Asker, Sample, Sampler, askable
-from dilocox.node.sharing import Sharing, named_by
 from dilocox.node.starts import Starts
-from dilocox.protocol import limits, member, sampling, shares
+from dilocox.protocol import limits, member, sampling
 from dilocox.protocol.chain import NamedBy, taken
 from dilocox.protocol.checks.availability import Sampled
 from dilocox.protocol.errors import ConfigError, RemoteError
@@ -28,10 +23,15 @@ from dilocox.protocol.manifest import Availability
 from dilocox.protocol.member_state import MemberState
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
-from dilocox.protocol.shares import Code
-from dilocox.transport import erasure
 from dilocox.transport.blobs import BlobStore, digest_of
-from dilocox.transport.shares import ShareStore, share_bytes
+from dilocox_availability import erasure, probes
+from dilocox_availability import shards as shares
+from dilocox_availability.command import show, told
+from dilocox_availability.own_shards import Sharing, named_by
+from dilocox_availability.probes import Asker, Sample, Sampler, askable
+from dilocox_availability.restoring import ASKED_AT_ONCE, Answer, Restorer
+from dilocox_availability.shards import Code
+from dilocox_availability.store import ShareStore, share_bytes
 from tests.archived import RealTable, real_run
 from tests.helpers import identity, serve_also
 from tests.peers import Peer, meeting
@@ -48,7 +48,7 @@ def _disk_that_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _shares_are_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """By `follow`."""
-    monkeypatch.setattr(node_sampling, "SETTLED", 1)
+    monkeypatch.setattr(probes, "SETTLED", 1)
 
 
 @dataclass
@@ -89,9 +89,8 @@ async def sharing(folder: Path, count: int = 1, **settings: object) -> AsyncIter
     async with meeting(folder, run, *[list(table.commits)] * PEERS) as peers:
         sharers = []
         for peer in peers:
-            assert peer.shares is not None
             starts = peer.exchange.starts(peer.chain)
-            mine = Sharing(run, peer.chain, peer.store, peer.shares, identity(peer.number).peer, starts.oldest_kept)
+            mine = Sharing(run, peer.chain, peer.store, peer.shards.shelf, identity(peer.number).peer, starts.oldest_kept)
             sharers.append(Sharer(peer, mine, starts))
         for _ in range(count):
             table.train(1, range(PEERS))
@@ -189,13 +188,13 @@ async def test_shares_under_a_lie_are_passed_over(tmp_path: Path, state: bool, m
 async def test_what_came_of_a_share_that_broke_off_does_not_stay(tmp_path: Path):
     """Who offers shares of a state may offer another one each time, send nearly all of it, and fill a disk so."""
     async with sharing(tmp_path) as (_, (one, liar, *_)):
-        assert isinstance(one.peer.restorer, Restorer)
+        assert isinstance(one.peer.shards.restorer, Restorer)
         blob, raw = digest_of([b"a state that nobody has"]), bytes(limits.CHUNK_BYTES + 16)
         lie = shares.make_shares(blob, len(raw), Code(2, 1), [liar.kept.store.put([raw])] * 2)[0]
         liar.kept.add([lie])
         liar.kept.store.path(lie.digest).write_bytes(raw[:-1] + b"x")
         with pytest.raises(RemoteError, match="0 of its shares are to be had"):
-            await one.peer.restorer.fetch(blob, NamedBy(1, state=True), None, one.peer.store, len(raw))
+            await one.peer.shards.restorer.fetch(blob, NamedBy(1, state=True), None, one.peer.store, len(raw))
         assert not list((tmp_path / str(one.peer.number) / "restoring").iterdir())
 
 
@@ -251,7 +250,7 @@ async def test_those_are_asked_first_who_should_have_a_share_and_no_more_than_it
     async with sharing(tmp_path) as (table, sharers):
         one = sharers[0].peer
         blob = taken(table.commits[1].body)[0].contribution.leaves
-        restorer, asked = one.restorer, list[list[str]]()
+        restorer, asked = one.shards.restorer, list[list[str]]()
         assert isinstance(restorer, Restorer)
         holders, code, root = restorer.holders.of(NamedBy(1), blob, None)
         assert code == Code(PEERS, PEERS // 2)
@@ -293,8 +292,8 @@ async def test_who_answers_with_nonsense_is_passed_over(tmp_path: Path):
         one = sharers[0]
         for sharer in sharers[1:3]:
             serve_also(sharer.peer.service, share=lambda blob: services.Share(blob=blob, shares=6, needed=3, size=1))
-        assert isinstance(one.peer.restorer, Restorer)
-        answers = await one.peer.restorer.ask(blob, [identity(number).peer for number in range(PEERS)])
+        assert isinstance(one.peer.shards.restorer, Restorer)
+        answers = await one.peer.shards.restorer.ask(blob, [identity(number).peer for number in range(PEERS)])
         assert {answer.share.index for answer in answers} == {
             share.index for s in (one, *sharers[3:]) if (share := s.kept.get(blob)) is not None
         }
@@ -303,8 +302,8 @@ async def test_who_answers_with_nonsense_is_passed_over(tmp_path: Path):
 
 def sampler(sharer: Sharer, seed: int = 0) -> Sampler:
     peer = sharer.peer
-    assert isinstance(peer.restorer, Restorer)
-    return Sampler(sharer.sharing.manifest, peer.chain, peer.store, peer.exchange.applies, peer.restorer, Random(seed))
+    assert isinstance(peer.shards.restorer, Restorer)
+    return Sampler(sharer.sharing.manifest, peer.chain, peer.store, peer.exchange.applies, peer.shards.restorer, Random(seed))
 
 
 async def test_samples_find_who_withholds(tmp_path: Path):
@@ -381,7 +380,7 @@ def drawn_to_ask(table: RealTable, sharers: list[Sharer]) -> tuple[Drawn, Asker,
     [asked] = sampling.due(table.run, table.head)
     by_peer = {identity(sharer.peer.number).peer: sharer for sharer in sharers}
     me = sorted(asked.samplers)[0]
-    us, restorer = Drawn(member.start(table.run, me, table.head)), by_peer[me].peer.restorer
+    us, restorer = Drawn(member.start(table.run, me, table.head)), by_peer[me].peer.shards.restorer
     assert isinstance(restorer, Restorer)
     return us, Asker(us, restorer, by_peer[me].kept, Random(1)), by_peer[asked.cluster], asked.cluster
 
@@ -477,7 +476,7 @@ async def test_nobody_is_asked_for_what_it_need_not_have_had(tmp_path: Path):
             sharer.follow(table, len(table.commits) - 1)
         us = Drawn(member.start(table.run, identity(others[0]).peer, table.head))
         us.state = replace(us.state, head=replace(table.head, digest=next_that_asks(table, us.state.me, away)))
-        restorer = sharers[others[0]].peer.restorer
+        restorer = sharers[others[0]].peer.shards.restorer
         assert isinstance(restorer, Restorer)
         asker = Asker(us, restorer, sharers[others[0]].kept, Random(1))
         serve_also(sharers[number].peer.service, share=lambda blob: None)
@@ -501,7 +500,7 @@ async def test_what_a_chain_that_was_given_up_named_takes_nobody_s_room(tmp_path
         unknown = {share.blob for share in one.kept.shares() if share.round > ROUNDS}
         assert len(unknown) == 2, "the chain may only be behind: chain.db was damaged, and is read from others again"
         assert {share.blob for share in one.kept.shares()} - unknown == due | states
-        restorer = one.peer.restorer
+        restorer = one.peer.shards.restorer
         assert isinstance(restorer, Restorer)
         asked = next(share for share in one.kept.shares() if not share.state), identity(0).peer, identity(1).peer
         assert restorer.holders.in_cluster(*asked)[0]
@@ -510,7 +509,7 @@ async def test_what_a_chain_that_was_given_up_named_takes_nobody_s_room(tmp_path
 
 
 async def test_who_is_asked_was_there_has_had_time_and_has_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(node_sampling, "SETTLED", 3)
+    monkeypatch.setattr(probes, "SETTLED", 3)
     async with sharing(tmp_path, 0) as (table, _):
         cluster = max(table.head.roster)
         ours = [services.Share(blob=bytes([n, s]), round=n, state=bool(s)) for n in range(1, 9) for s in range(2)]
@@ -529,7 +528,7 @@ async def test_who_is_asked_was_there_has_had_time_and_has_room(tmp_path: Path, 
 
 async def test_the_chain_says_how_much_room_a_round_s_shares_take(tmp_path: Path):
     async with sharing(tmp_path, ROUNDS) as (table, sharers):
-        restorer = sharers[0].peer.restorer
+        restorer = sharers[0].peer.shards.restorer
         assert isinstance(restorer, Restorer)
         took = 0
         for number in range(1, table.head.round):
@@ -560,11 +559,11 @@ def next_that_asks(table: RealTable, me: str, cluster: str, skip: int = 0) -> by
 async def test_nobody_is_asked_for_shares_of_a_round_that_just_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     async with sharing(tmp_path, ROUNDS) as (table, sharers):
         one = sharers[0]
-        assert isinstance(one.peer.restorer, Restorer)
-        parts = table.run, one.peer.chain, one.peer.store, one.peer.exchange.applies, one.peer.restorer
-        monkeypatch.setattr(node_sampling, "SETTLED", 3)
+        assert isinstance(one.peer.shards.restorer, Restorer)
+        parts = table.run, one.peer.chain, one.peer.store, one.peer.exchange.applies, one.peer.shards.restorer
+        monkeypatch.setattr(probes, "SETTLED", 3)
         sampler = Sampler(*parts, Random(1))
         assert {(await sampler.draw()).round for _ in range(20)} == {1}, "of three"
-        monkeypatch.setattr(node_sampling, "SETTLED", 4)
+        monkeypatch.setattr(probes, "SETTLED", 4)
         with pytest.raises(ConfigError, match="no shares to ask for"):
             Sampler(*parts, Random(1))

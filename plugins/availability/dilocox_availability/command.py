@@ -14,7 +14,7 @@ from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.ids import short
 
 if TYPE_CHECKING:
-    from dilocox.node.sampling import Sample
+    from dilocox_availability.probes import Sample
 
 __all__ = ["shares"]
 
@@ -25,7 +25,7 @@ def shares(
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Ask peers for shares that are drawn by chance, and say how likely it is that too few exist (docs/around.md). What nobody
+    """Ask peers for shares that are drawn by chance, and say how likely it is that too few exist. What nobody
     serves any more is restored from shares wherever it is wanted: `export --join`, `verify --replay --join`, a node that joins."""
     found = asyncio.run(_sample(join, home, sample))
     if as_json:
@@ -36,11 +36,14 @@ def shares(
 
 async def _sample(join: str, home: Path | None, count: int) -> "list[Sample]":
     """Raises ConfigError where the run keeps no shares."""
-    from dilocox.node.sampling import Sampler
+    from dilocox.node.shards import find_shards
+    from dilocox_availability.probes import Sampler
+    from dilocox_availability.restoring import Restorer
 
     async with following(join, home) as reader:
-        if reader.restorer is None:
-            raise ConfigError("this run keeps no shares: its run file has no [availability]")
+        if find_shards(reader.manifest) is None:
+            raise ConfigError("this run keeps no shards: its run file has no [availability]")
+        assert isinstance(reader.restorer, Restorer), "the plugin makes it"
         parts = reader.manifest, reader.chain, reader.store, reader.data.applies, reader.restorer
         sampler = await asyncio.to_thread(Sampler, *parts, SystemRandom())
         async with fetching(reader):
@@ -48,8 +51,8 @@ async def _sample(join: str, home: Path | None, count: int) -> "list[Sample]":
 
 
 def told(found: "list[Sample]") -> dict[str, Any]:
-    """`chance`: what `chance` in protocol/shares.py says of the code that hides most, of all blobs and of half of them."""
-    from dilocox.protocol.shares import chance
+    """Return the probes as JSON. `chance`: `shards.chance` of the code that hides most, of all blobs and of half of them."""
+    from dilocox_availability.shards import chance
 
     unanswered = [each for each in found if each.why]
     hides = max({each.code for each in found}, key=lambda code: code.needed / code.shares)

@@ -9,13 +9,13 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dilocox.protocol import data_root, limits, shares, tree
+from dilocox.protocol import limits
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import RemoteError
-from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
-from dilocox.protocol.shares import Code
 from dilocox.transport.blobs import digest_of
+from dilocox_availability import shards as shares
+from dilocox_availability.shards import Code
 
 CODES = st.integers(2, limits.SHARES).flatmap(lambda n: st.builds(Code, st.just(n), st.integers(1, n - 1)))
 SIZES = st.one_of(st.integers(0, 300), st.integers(0, 5 * shares.UNIT_BYTES))
@@ -32,8 +32,7 @@ def made(blob: bytes, code: Code) -> list[bytes]:
 
 
 def coder():
-    pytest.importorskip("pyeclib", reason="pip install -e '.[availability]'")
-    from dilocox.transport import erasure
+    from dilocox_availability import erasure
 
     return erasure
 
@@ -167,25 +166,3 @@ def test_chances_are_of_at_most_so_many():
     assert shares.chance(code, 16, 16) == pytest.approx(1)
     assert shares.chance(code, 16, 3) > shares.chance(code, 16, 2) > shares.chance(code, 16, 0)
     assert shares.chance(code, 0, 0) == 1
-
-
-@given(st.integers(1, 70), st.integers(0))
-def test_a_leaf_is_in_its_tree(count: int, index: int):
-    leaves = [sha256(b"%d" % number) for number in range(count)]
-    proof = tree.proof(leaves, index % count)
-    assert tree.climb(leaves[index % count], proof) == tree.root(leaves)
-    assert tree.climb(sha256(b"another"), proof) != tree.root(leaves)
-
-
-@given(listed=st.booleans(), there=st.lists(st.booleans(), min_size=1, max_size=9))
-def test_each_blob_of_a_contribution_has_its_way_to_the_root(listed: bool, there: list[bool]):
-    leaves = [pb.Leaf(stage=n, shares=sha256(b"root", b"%d" % n) if here else b"") for n, here in enumerate(there)]
-    first = sha256(b"listed") if listed else b""
-    root = data_root.work_root(first, leaves)
-    for blob, way in zip([first, *(leaf.shares for leaf in leaves)], data_root.ways(first, leaves), strict=True):
-        assert (tree.climb(blob, way) == root) if blob else not way
-    data_root.check_work(pb.Contribution(shares=root), first, leaves)
-    leaves[-1].shares = sha256(b"another")
-    with pytest.raises(RemoteError) as refused:
-        data_root.check_work(pb.Contribution(shares=root), first, leaves)
-    assert refused.value.reason == pb.REASON_SHARES

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dilocox.protocol import shares
+from dilocox_availability import shards as shares
 
 
 def test_the_newest_are_kept_where_not_all_fit():

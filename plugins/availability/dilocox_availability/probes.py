@@ -1,16 +1,14 @@
-"""Whether peers have the shares that they should keep: some are drawn, and asked for. A person asks by `dilocox shares`; a node is
-drawn to ask (protocol/sampling.py), and its receipt says what it found."""
+"""Availability probes: requests for random shards of peers that should have them. A person sends them by `dilocox shares`.
+
+A node sends those for which the round draws it (protocol/sampling.py), and its vote says what it found."""
 
 import asyncio
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
-from random import Random, SystemRandom
+from random import Random
 from typing import Protocol
 
 from dilocox.node.apply_builder import ApplyBuilder
-from dilocox.node.checks import Loops, Parts
-from dilocox.node.restoring import Due, Restorer
-from dilocox.node.sharing import Sharing, named_by
 from dilocox.protocol import sampling
 from dilocox.protocol.chain import NamedBy, holders, taken
 from dilocox.protocol.checks.availability import Sampled
@@ -21,12 +19,14 @@ from dilocox.protocol.member_state import MemberState
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
-from dilocox.protocol.shares import Code, Named
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.shares import ShareStore
+from dilocox_availability.own_shards import named_by
+from dilocox_availability.restoring import Due, Restorer
+from dilocox_availability.shards import Code, Named
+from dilocox_availability.store import ShareStore
 
-__all__ = ["Asker", "Sample", "Sampler", "askable", "loops"]
+__all__ = ["Asker", "Sample", "Sampler", "askable"]
 
 AGAIN_SECONDS = 3.0
 """Between two looks whom we are to ask, and have not had an answer from in this round."""
@@ -190,12 +190,3 @@ def askable(head: Head, cluster: str, since: int, ours: Iterable[services.Share]
     round of which everybody has room for all (`since`: the first), and so long ago that they are there."""
     rounds = range(max(since, head.roster[cluster].joined), head.round - SETTLED + 1)
     return [share for share in ours if not share.state and share.round in rounds]
-
-
-def loops(parts: Parts) -> Loops:
-    """Return the loops of a node that keeps shards: one makes its own, one asks other clusters for theirs."""
-    assert parts.restoring is not None, "a run with availability shares"
-    shares, restorer = parts.restoring
-    member, store = parts.member, parts.place.store
-    sharing = Sharing(member.manifest, member.chain, store, shares, member.identity.peer, parts.starts.oldest_kept)
-    return {"share": sharing.run(), "sample": Asker(member, restorer, shares, SystemRandom()).run()}

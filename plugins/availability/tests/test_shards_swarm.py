@@ -19,7 +19,7 @@ from dilocox.transport.blobs import BlobStore
 from dilocox.transport.data_directory import DataDirectory
 from tests.e2e.conftest import Swarm, build, running, wait_for, wait_until_gone
 
-pytest.importorskip("pyeclib", reason="pip install -e '.[availability]'")
+pytest.importorskip("pyeclib", reason="pip install ./plugins/availability")
 pytestmark = [pytest.mark.e2e, pytest.mark.thorough]
 
 

@@ -1,13 +1,13 @@
 """Shares of a blob: any `needed` of them restore it, when whoever held the blob is gone. Who holds which; what proves one.
 
 What is shared is what a commit names: counted payloads with their lists, and states that joiners start from. Every machine that has
-the blob makes the same shares of it (transport/erasure.py), keeps its own, and nobody sends one to anybody.
+the blob makes the same shares of it (erasure.py), keeps its own, and nobody sends one to anybody.
 
     leaf    SHA-256("dilocox-share-v1" ‖ 0 ‖ blob ‖ size, u64 ‖ shares, u32 ‖ needed, u32 ‖ index, u32 ‖ digest of the share)
 
-and over the leaves, in the order of their indices, a tree (tree.py). Of what a commit counts it hangs in larger ones
-(data_root.py), and the commit names the root of all: a share proves itself by the commit. No commit names that of a state: what
-shares under one root restore has the digest that the commit names, or that root was a lie, and another's shares are tried.
+and over the leaves, in the order of their indices, a tree (protocol/tree.py). Of what a commit counts it hangs in larger ones
+(protocol/data_root.py), and the commit names the root of all: a share proves itself by the commit. No commit names that of a state:
+what shares under one root restore has the digest that the commit names, or that root was a lie, and another's shares are tried.
 """
 
 import struct

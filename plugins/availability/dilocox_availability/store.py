@@ -1,4 +1,4 @@
-"""The shares that this peer keeps of blobs (protocol/shares.py): blobs of their own, beside them the proofs of what they are.
+"""The shares that this peer keeps of blobs (shards.py): blobs of their own, beside them the proofs of what they are.
 
 Proofs lie in batches, a file for all that was made at once, numbered: of two of one blob the later counts. A batch is on disk after
 its shares were written, and a share is removed before its batch, which goes with the last of them: so after any crash what is named
@@ -18,10 +18,10 @@ from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.head import Cluster
 from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.pb import services_pb2 as services
-from dilocox.protocol.shares import Code, check_share, code_in, make_shares, root_over
-from dilocox.transport import erasure
 from dilocox.transport.blobs import BlobHash, BlobStore
 from dilocox.transport.files import read_checked, write_atomically
+from dilocox_availability import erasure
+from dilocox_availability.shards import Code, check_share, code_in, make_shares, root_over
 
 __all__ = ["ShareStore", "code_root", "make_share", "share_bytes", "share_root"]
 

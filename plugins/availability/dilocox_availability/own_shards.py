@@ -7,11 +7,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from dilocox.node.place import Place
-from dilocox.node.restoring import Restorer
 from dilocox.protocol import limits
 from dilocox.protocol.chain import taken
 from dilocox.protocol.data_root import commit_tree, ways
@@ -22,15 +20,14 @@ from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
-from dilocox.protocol.shares import Code, Held, Named, code_in, hosts, share_of, worth_keeping
 from dilocox.protocol.tree import Tree
-from dilocox.transport import erasure
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.rpc import in_thread
-from dilocox.transport.shares import ShareStore, make_share, share_bytes, share_root
+from dilocox_availability.shards import Code, Held, Named, code_in, hosts, share_of, worth_keeping
+from dilocox_availability.store import ShareStore, make_share, share_bytes, share_root
 
-__all__ = ["Restoring", "Sharing", "named_by", "open_restoring"]
+__all__ = ["Sharing", "named_by"]
 
 log = logging.getLogger(__name__)
 
@@ -241,21 +238,3 @@ class Sharing:
             log.warning("commit %d names no shares of %s that anybody can make", share.round, share.blob.hex()[:8])
             self.shares.drop(share)
         return named
-
-
-class Restoring(NamedTuple):
-    """The erasure shards of this machine, and what restores blobs from those of all peers."""
-
-    shares: ShareStore
-    restorer: Restorer
-
-
-def open_restoring(place: Place, chain: ChainFile) -> Restoring:
-    """Serve this peer's shards, and restore from shards what no peer serves. Blocking. Raises ConfigError if shards cannot be made
-    here."""
-    erasure.need_coder()
-    shares = ShareStore(place.folder / "shares")
-    run = place.blobs.run
-    place.blobs.serve(replace(run, shelves=(*run.shelves, shares), share=shares.get))
-    restorer = Restorer(place.folder / "restoring", place.network.directory, place.channels, chain, shares)
-    return Restoring(shares, restorer)

@@ -1,38 +1,13 @@
-"""Disk that a run's audits and availability take, in bytes."""
+"""Disk that a run's erasure shards take, in bytes."""
 
 from collections.abc import Sequence
 
 from dilocox.node.clock import model_payload_bytes
-from dilocox.protocol import auditing, limits
 from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.shares import Code, Held, code_of, counted_room, worth_keeping
-from dilocox.protocol.tensors import phase_bytes, state_bytes
+from dilocox.protocol.tensors import state_bytes
+from dilocox_availability.shards import Code, Held, code_of, counted_room, worth_keeping
 
-__all__ = ["ROUNDS_OF_MARKS", "audits", "marks", "phase", "rounds_shared", "shares", "state_is_shared"]
-
-ROUNDS_OF_MARKS = auditing.WAIT + 2
-"""Rounds whose states are stored at once: those that auditors may request, the open one, and the one that is written."""
-
-
-def phase(manifest: Manifest, stage: int) -> int:
-    """Return the bytes of a state by which a phase is audited, of one stage."""
-    return phase_bytes(manifest.model, manifest.training.optimizer == "muon", stage)
-
-
-def marks(manifest: Manifest, steps: int) -> int:
-    """Return how many states a phase of so many steps stores: where each of its stretches begins, before a commit and after it, and
-    at its end."""
-    return -(-steps // auditing.spacing(manifest)) + 2 + auditing.JUMPS
-
-
-def audits(manifest: Manifest, clusters: int) -> float:
-    """Return the mean audits a round for which a cluster is drawn, where all have the same voting weight and are counted. A
-    committee of fewer than there are others may draw one of them twice."""
-    rules, others = manifest.audit, clusters - 1
-    if not rules.segments or not others:
-        return 0.0
-    drawn = others if others <= auditing.AUDITORS else others * (1 - (1 - 1 / others) ** auditing.AUDITORS)
-    return float(min(limits.AUDITS, rules.share * clusters)) * drawn / clusters
+__all__ = ["rounds_shared", "shard_bytes", "state_is_shared"]
 
 
 def _code(manifest: Manifest, clusters: int) -> Code | None:
@@ -41,7 +16,7 @@ def _code(manifest: Manifest, clusters: int) -> Code | None:
     return None if settings is None else code_of(clusters, settings.needed_share)
 
 
-def shares(manifest: Manifest, clusters: int, stages: Sequence[int]) -> float:
+def shard_bytes(manifest: Manifest, clusters: int, stages: Sequence[int]) -> float:
     """Return the mean bytes of shards a round of these stages: one of each cluster's payload, and one of the state in a round from
     which joiners start, as far as the run lets a peer store them."""
     settings, every, code = manifest.availability, manifest.rounds.snapshot_every, _code(manifest, clusters)

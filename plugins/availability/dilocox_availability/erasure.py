@@ -1,7 +1,7 @@
 """Reed-Solomon shares of a blob, by Intel's ISA-L: the first `needed` are the blob in stripes, the others are sums over GF(2^8).
 
-A Cauchy matrix: any `needed` shares restore, which its Vandermonde matrix does not promise. The library (pyeclib, the extra
-`availability`; its wheel brings all it needs) puts a header of its own before what it makes, with its version; we keep the bytes
+A Cauchy matrix: any `needed` shares restore, which its Vandermonde matrix does not promise. The library (pyeclib, whose
+wheel brings all it needs) puts a header of its own before what it makes, with its version; we keep the bytes
 alone, so that every version makes the same shares, and borrow headers for decoding from an encoding of zeros.
 """
 
@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 from dilocox.protocol.errors import ConfigError, RemoteError
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.shares import Code
+from dilocox_availability.shards import Code
 
 __all__ = ["need_coder", "restored", "stripes"]
 
@@ -28,7 +28,7 @@ def _driver(code: Code) -> Any:
     try:
         from pyeclib.ec_iface import ECDriver, ECDriverError
     except ImportError as error:
-        raise ConfigError(f"shares cannot be made here ({error}): pip install 'dilocox[availability]'") from error
+        raise ConfigError(f"erasure shards cannot be made here ({error}): pip install pyeclib") from error
     try:
         return ECDriver(k=code.needed, m=code.shares - code.needed, ec_type=ALGORITHM)
     except ECDriverError as error:

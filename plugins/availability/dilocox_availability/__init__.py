@@ -1,0 +1,1 @@
+"""Erasure shards of what a run's commits name: made, served, probed, and restored from."""
