@@ -66,7 +66,8 @@ def copy_tree(folder: Path) -> None:
 
 
 def run(folder: Path, *command: str, **options: object) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    copies = [folder, *sorted((folder / "plugins").iterdir())]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, copies)), "PYTHONDONTWRITEBYTECODE": "1"}
     return subprocess.run(command, cwd=folder, env=environment, text=True, capture_output=True, **options)  # type: ignore[call-overload]
 
 
