@@ -265,3 +265,9 @@ def test_settings_commands_and_help_stay_few():
     node = commands["node"]
     with node.make_context("dilocox node", [], resilient_parsing=True, terminal_width=80) as context:
         assert len(node.get_help(context).splitlines()) <= 2 * SCREEN_LINES
+
+
+def test_only_the_seam_and_the_disk_ask_whether_a_run_has_availability():
+    rooms = ("transport", "coordinator", "node", "views", "cli")
+    asking = {path for room in rooms for path in (ROOT / room).rglob("*.py") if ".availability" in path.read_text()}
+    assert {path.relative_to(ROOT).as_posix() for path in asking} == {"node/shards.py", "node/disk.py"}
