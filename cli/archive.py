@@ -1,4 +1,4 @@
-"""`dilocox archive --join LINK --archive URL`: keep what a run needs to begin again when all its peers are gone."""
+"""`dilocox archive --join LINK --archive URL`: store what a run needs to start again after the loss of all peers."""
 
 import logging
 from pathlib import Path

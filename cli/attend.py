@@ -41,7 +41,7 @@ def leave(now: NowOption = False, wait: WaitOption = True, home: HomeOption = No
 
 
 def _ask(what: str, now: bool, home: Path | None, as_json: bool) -> Path:
-    """The folder of the node that was asked, once it said what it does."""
+    """Return the folder of the node that confirmed the request."""
     if api_address(home) is not None:
         fail(f"--home {home}: who may {what} a node shows it by api.key in its folder", Exit.USAGE, "name the node's folder")
     facts = find_daemon(home)

@@ -156,7 +156,7 @@ def free(
     if not find_chains(folder):
         errors.print(f"no run under {folder}: nothing to free", highlight=False, markup=False, soft_wrap=True)
         raise typer.Exit
-    with closing(DataDirectory(folder)):  # no daemon runs there meanwhile
+    with closing(DataDirectory(folder)):  # no daemon runs there during the write
         store = BlobStore(folder / "data")
         shelves = held(folder, store)
         gone = [shelf for shelf in shelves if not shelf.needed_by]

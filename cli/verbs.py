@@ -1,5 +1,5 @@
-"""The verbs, and where each is found. One is loaded when it is said, or when all are listed: `dilocox status` comes up in half the
-time of `dilocox node`."""
+"""Table of commands, and the module of each. A module is loaded when its command runs, or when all are listed: `dilocox
+status` starts in half the time of `dilocox node`."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -42,7 +42,7 @@ VERBS = {
     "testnet": "testnet.app",
     "attest": "attest.app",
 }
-"""In the order of the help: the function, or the group of verbs, and the module here that has it."""
+"""Commands in the order of the help: function, or group, with its module here."""
 
 PANELS: dict[str, dict[str, str]] = {
     "Start": {

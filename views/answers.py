@@ -1,12 +1,11 @@
-"""Am I counted? The answers that people look for, from a daemon's status; and whether it is well, which follows from them.
+"""Health checks of a daemon, computed from its status: reachable, connected, counted; and whether it is healthy.
 
-`/readyz`, `dilocox status --check`, the container's health check and the page all say what `health` says:
+`/readyz`, `dilocox status --check`, the container's health check and the page all show the result of `health`:
 
-    well   means                                              /readyz          status --check   container
-    yes    it does what it should, or was told to             200              0                healthy
-    none   not known yet: it is on its way                    503 not-known    4                healthy
-    no     it does not, and goes on so unless something is    503 not-well     6                unhealthy
-           done
+healthy  means                                            /readyz          status --check   container
+yes      it works as it should, or is paused on request   200              0                healthy
+none     unknown: it is starting                          503 not-known    4                healthy
+no       it does not work, and cannot recover alone       503 not-well     6                unhealthy
 """
 
 from typing import Any
