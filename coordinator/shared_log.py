@@ -2,13 +2,13 @@
 
 All keys are under PREFIX/RUN_ID/:
 
-format      program that made these keys: a coordinator writes nothing beside keys of another program
-leader      leader, while its lease lasts. Its value, which is unique to its incarnation, is the leader's *fence*
-next        number of the next chunk; it exists from the first chunk on
-log/N       chunks, in order (log_chunks.py): inputs of the open round, and the last commits; each begins with a digest of the
-            one before it
-starts      a number above every incarnation of a leader: the next leader's signed record is newer than all earlier ones
-places/ID   addresses of coordinators: each writes its key only
+    format      program that made these keys: a coordinator writes nothing beside keys of another program
+    leader      leader, while its lease lasts. Its value, which is unique to its incarnation, is the leader's *fence*
+    next        number of the next chunk; it exists from the first chunk on
+    log/N       chunks, in order (log_chunks.py): inputs of the open round, and the last commits; each begins with a digest of the
+                one before it
+    starts      a number above every incarnation of a leader: the next leader's signed record is newer than all earlier ones
+    places/ID   addresses of coordinators: each writes its key only
 
 **The fence is in the store.** The transaction of a chunk succeeds only while `leader` is the writer's value and `next` is the
 chunk's number, and it increments `next`. So the store rejects a leader that was paused, cut off or slow and has lost the lease,
