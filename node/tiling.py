@@ -80,14 +80,14 @@ def _poured(room: Sequence[int], length: int) -> tuple[int, ...]:
 
 
 def _turns(workers: int, stages: int, schedule: Schedule) -> int:
-    """Chunks of the model that each worker of a pipeline holds: a looped schedule makes as many as the stages allow, and as a
-    cluster's layout may name, which names a box once in each turn."""
+    """Return the chunks of the model per worker of a pipeline: a looped schedule has as many as the stages and a cluster's
+    layout allow, which names a host once per chunk."""
     return 1 if workers == 1 or schedule == "1f1b" else min(stages, limits.HOSTS) // workers
 
 
 def chunks(stages: int, workers: int, schedule: Schedule) -> list[list[list[int]]]:
-    """By worker of a pipeline: its chunks, each of stages that follow one another. Worker r of p holds the chunks r, r + p, r + 2p,
-    …; all are as even as possible, the first ones the longer."""
+    """Return the chunks by worker of a pipeline, each of consecutive stages. Worker r of p has the chunks r, r + p, r +
+    2p, …; all are as even as possible, the first ones longer."""
     count = workers * _turns(workers, stages, schedule)
     size, extra = divmod(stages, count)
     cuts = [number * size + min(number, extra) for number in range(count + 1)]
@@ -107,5 +107,5 @@ def stretches(stages: Iterable[int]) -> list[range]:
 
 
 def listed(stages: Iterable[int]) -> str:
-    """For people: "0-3, 8-11"; a dash where there are none."""
+    """Return a readable list: "0-3, 8-11"; a dash if it is empty."""
     return ", ".join(f"{part.start}-{part.stop - 1}" for part in stretches(stages)) or "–"
