@@ -3,4 +3,4 @@
 import os
 
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-"""Set before gRPC is loaded: otherwise every peer that sends invalid TLS adds a line to the log, as often as it likes."""
+"""gRPC reads it on import: without it every peer that sends invalid TLS adds a line to the log, as often as it likes."""

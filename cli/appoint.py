@@ -98,7 +98,7 @@ def appoint(
     """Appoint another coordinator, from the chain in a daemon's folder or in the run's archive; writes RUN.chain, which makes PEER
     the coordinator.
 
-    The commits before are the run's; others, such as those of a second chain, are set aside by every node that follows it.
+    Earlier commits of that chain are the run's; every node that follows PEER sets all others aside, such as those of a fork.
     """
     try:
         key_of_peer(peer)

@@ -76,7 +76,7 @@ def validated(parse: Callable[[Any], Any]) -> Callable[[typer.Context, typer.Cal
 
 @app.callback()
 def _config() -> None:
-    """What a daemon is told, and by whom."""
+    """Show the options of a daemon, and their sources."""
 
 
 @app.command("show", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
@@ -85,7 +85,7 @@ def show(
     verb: Annotated[str, typer.Argument(help=f"One of {', '.join(DAEMONS)}, and what you would say to it.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Each option of a daemon, its value, and where that comes from: default, file, environment or flag."""
+    """Show each option of a daemon, its value and its source: default, file, environment or flag."""
     if verb not in DAEMONS:
         fail(f"{verb!r} is no daemon", Exit.USAGE, f"one of {', '.join(DAEMONS)}")
     root: Any = context.find_root().command

@@ -39,7 +39,7 @@ def events(
     home: AskOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, an event a line.")] = False,
 ) -> None:
-    """What happened, oldest first: rounds, who joined and left, who was not counted and why."""
+    """Show events, oldest first: rounds, clusters that joined and left, clusters not counted and why."""
     told = False
     for event in _events(home, since, follow):
         if event["id"] <= since and not follow:  # a daemon whose log started again sends all of it

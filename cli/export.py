@@ -83,8 +83,8 @@ def export(
     data: DataOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write the committed model as a Hugging Face folder: weights, config, tokenizer, and a card that says who trained it. With
-    --join it is read from the run: from any machine, and where this machine's folder has some of its stages only."""
+    """Write the committed model as a Hugging Face folder: weights, config, tokenizer, model card. With --join
+    it is read from the run's peers: on any machine, also beside a node with some of the stages only."""
     if every is not None:
         if archive or archive_key or round is not None or evaluate:
             fail(
@@ -218,7 +218,7 @@ class Chosen:
     stages: list[bytes]
     """The state's digests."""
     adapter: bool
-    """Set for the adapter alone, of a run that trained one."""
+    """True for the adapter alone, of a run that trained one."""
     card: str
 
 

@@ -90,7 +90,7 @@ def plan(
     paper: Annotated[bool, typer.Option("--paper", help="The published 107B rows beside this model's.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """What a site should take, and what it would make of each codec and H: bytes, arrival step, utilisation, tokens per second."""
+    """Advise a site, and compare codecs and H: bytes, arrival step, utilisation, tokens per second."""
     if paper:
         _print_paper(as_json)
         return

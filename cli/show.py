@@ -44,7 +44,7 @@ def status(
     home: AskOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """One screen: reachable, in sync, in this round, counted?"""
+    """Show on one screen: reachable, in sync, in this round, counted?"""
     if watch:
         if check or as_json:
             raise ConfigError("--watch shows a screen: drop --check and --json")
@@ -363,7 +363,7 @@ def rounds(
     home: AskOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the rounds; or show the clusters of one, which were counted, which not, and why."""
+    """List the rounds; or show the clusters of one: counted or not, and why."""
     if why:
         if round is None:
             raise ConfigError("which round? pass its number: `dilocox rounds N --why`")

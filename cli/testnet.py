@@ -92,7 +92,7 @@ def up(
     private_clip: Annotated[float | None, typer.Option(min=1e-6, help="As of `dilocox node`.")] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Start and return; stop with `testnet down`.")] = False,
 ) -> None:
-    """Start a swarm, show a table of its rounds, stop it when the run is finished. Replaces what an earlier testnet made."""
+    """Start a swarm, show a table of its rounds, stop it when the run is finished. Replaces an earlier testnet."""
     kills = [_parse_kill(text, member_names(nodes, boxes)) for text in kill or []]
     folder = folder or testnet_folder()
     with working("making the run's data"):
@@ -444,7 +444,7 @@ def _train_alone(testnet: Testnet, steps: int, data: Path, private: Path | None)
 
 @app.command("status")
 def status(folder: FolderOption = None, as_json: JsonOption = False) -> None:
-    """Who runs, in which round."""
+    """Show which daemons run, and in which round."""
     testnet = Testnet.load(folder or testnet_folder())
     rows = [_member_status(member) for member in testnet.members]
     columns = ["member", "pid", "state", "round", "api", "home"]

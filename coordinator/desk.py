@@ -35,7 +35,7 @@ class Desk(rpc.CoordinatorServicer):
         self.record: Statement[pb.PeerRecord] | None = None
         """Our newest."""
         self.changed = asyncio.Event()
-        """Set, and replaced by a new event, when this coordinator's record changed or it became leader."""
+        """Event, set and replaced when this coordinator's record changed or it became leader."""
 
     def learn_own_record(self, record: Statement[pb.PeerRecord]) -> None:
         """Our newest."""

@@ -144,7 +144,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
         self.records: dict[str, Statement[pb.PeerRecord]] = {}
         """Records of the roster and of claiming peers: their addresses."""
         self._told: dict[str, tuple[float, pb.PeerRecord]] = {}
-        """By member: time and content of the record published last."""
+        """Time and content of the record published last, by member."""
         self._said = ""
         self.driver = RoundDriver(identity, chain, self._publish, clock, rounds, self.emit)
 

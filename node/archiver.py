@@ -48,7 +48,7 @@ LOOK_SECONDS = 5.0
 class ArchiveSettings:
     place: ArchivePlace
     plain: bool
-    """Set if the archive is not sealed although the run is not public."""
+    """True if the archive is not sealed although the run is not public."""
     every: int | None
     """Rounds between two snapshots; None: those that peers store for joiners."""
     keep: int | None
@@ -117,7 +117,7 @@ class Archiver:
         self.has_data = False
         """All of the run's data was carried."""
         self.grew = asyncio.Event()
-        """Set when the chain has a new commit."""
+        """Event, set when the chain has a new commit."""
         self.head: ArchiveHead | None = None
         """Head that this archiver wrote last."""
         self.why = "it was not opened yet"

@@ -90,7 +90,7 @@ class Attendance:
         self._going = False
         """The daemon ends when this node has left …"""
         self._at_once = False
-        """Set if it also does not wait for the commit of payloads that peers still fetch here."""
+        """True if it also does not wait for the commit of payloads that peers still fetch here."""
         self._ending: asyncio.Task[None] | None = None
         """Task that ends the workers, since this node left."""
 

@@ -123,7 +123,7 @@ class _Duty:
     room: int = 0
     """Bytes of the disk that it may fill."""
     asking: bool = True
-    """Set while some blobs are missing."""
+    """True while some blobs are missing."""
     asked_seconds: float = 0.0
     """Seconds of requests while the coordinator was live."""
 

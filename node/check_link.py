@@ -47,7 +47,7 @@ class Seen:
 
     findings: tuple[Finding, ...]
     manifest: Manifest | None = None
-    """None: it could not be fetched."""
+    """Manifest of the run. None: it could not be fetched."""
     trained: int = 0
     """Counted rounds so far."""
 

@@ -101,11 +101,11 @@ class CoordinatorLink:
         self._led: pb.PeerRecord | None = None
         """Record of the last coordinator that reported to lead."""
         self._several = False
-        """Set once a coordinator reported that it shares a store with others."""
+        """True once a coordinator reported that it shares a store with others."""
         self._followed: Way | None = None
         """Address whose events this client follows."""
         self._moved = asyncio.Event()
-        """Set when a newer leader was elected."""
+        """Event, set when a newer leader was elected."""
 
     @asynccontextmanager
     async def _calling(self) -> AsyncIterator[rpc.CoordinatorStub]:

@@ -36,7 +36,7 @@ class Progress:
     loss: float = 0.0
     """Loss of the last step."""
     tells_loss: bool = True
-    """Set if the loss may be published: it depends on the training data."""
+    """True if the loss may be published: it depends on the training data."""
     step_seconds: float = 0.0
     waiting: str = ""
     """Reason of a wait; empty while training."""
@@ -165,7 +165,7 @@ class Crew:
         self._rechecks: dict[int, dict[int, pb.Rechecked]] = {}
         self.stepped = False
         self.started = False
-        """Set once they received their start: until then they wait for this daemon."""
+        """True once they received their start: until then they wait for this daemon."""
         self._first, self._replays, self._reached = 0, 0, 0
         self._steps: deque[float] = deque(maxlen=STEPS_REMEMBERED)
         """Seconds of the last ones."""

@@ -65,7 +65,7 @@ class Generations:
         """Seed of the sketches of contributions: an author that knew it could hide an effect from them."""
         self.progress = crew.progress
         self._grew = asyncio.Event()
-        """Set when the chain has a new commit."""
+        """Event, set when the chain has a new commit."""
         self._fed = 0
         """The next commit for the workers."""
         self._feeding: asyncio.Task[None] | None = None
@@ -75,7 +75,7 @@ class Generations:
         self._ending = ""
         """Reason for stopping the worker group."""
         self._failed = True
-        """Set if it failed: it ended without a command, or was stuck."""
+        """True if it failed: it ended without a command, or was stuck."""
         self._failed_generations = 0
 
     def chain_grew(self) -> None:

@@ -44,7 +44,7 @@ class MemberPort(Protocol):
         """Record what happened here."""
 
     def show(self, busy: Status | None) -> None:
-        """Set the status of a daemon whose workers do not train yet; None: the workers' status counts."""
+        """Show the status of a daemon whose workers do not train yet; None: the workers' status counts."""
 
 
 class WorkStatus(Protocol):
@@ -80,9 +80,9 @@ class MemberDriver:
         self.state, self.changes = state, Changes()
         self.orders: asyncio.Queue[Order] = asyncio.Queue()
         self.speak = asyncio.Event()
-        """Set when there may be statements to offer."""
+        """Event, set when there may be statements to offer."""
         self.finished = asyncio.Event()
-        """Set when the run has its last commit."""
+        """Event, set when the run has its last commit."""
         self._vote_timer: asyncio.TimerHandle | None = None
         self._accepted: pb.Accepted | None = None
         """The coordinator's answer to our contribution to the open round."""
@@ -101,7 +101,7 @@ class MemberDriver:
         return self._pause
 
     def pause_until(self, until: str) -> None:
-        """Set the end of this node's pause; empty: it takes part."""
+        """Show the end of this node's pause; empty: it takes part."""
         self._pause = until
 
     @property

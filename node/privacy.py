@@ -52,7 +52,7 @@ class Budget:
     epsilon: float
     """Infinite: anything."""
     delta: float | None
-    """None: one in ten times the sequences of the corpus."""
+    """Probability delta. None: one in ten times the sequences of the corpus."""
     clip: float
     """Largest norm of one sequence's gradient."""
 
@@ -125,11 +125,11 @@ class Account:
             raise LocalError(f"{path}, which says what your private data have given away, cannot be read: {error}") from error
         self._kept = self._file.corpora.setdefault(corpus.hex(), _Kept())
         self.noise = self._kept.noise.get(self._run, 0.0) if budget.bounds else 0.0
-        """In units of `clip`; 0 before `lay_out`."""
+        """Noise in units of `clip`; 0 before `lay_out`."""
         self.spent = self._epsilon(self._kept.steps)
         """Epsilon so far …"""
         self.room = True
-        """Set if another phase fits into the budget."""
+        """True if another phase fits into the budget."""
 
     def noise_for(self, steps: int, trained: bool = False) -> float:
         """The least noise, over `clip`, with which the `steps` that are left of the run stay within the bound; of a run that has

@@ -55,7 +55,7 @@ class Reader:
     source: ArchiveSource | None = None
     """Source of older states than peers store."""
     restorer: "Restorer | None" = None
-    """Set in a run with erasure shards."""
+    """Reconstruction of lost blobs, in a run with erasure shards."""
 
     @property
     def store(self) -> BlobStore:

@@ -44,7 +44,7 @@ class RelayStore:
         self._most = max(self._largest, limits.LEAVES_BYTES)
         """Bytes of what may be a payload, or its leaves."""
         self._kept: dict[str, dict[bytes, int]] = {}
-        """By cluster: digests, with the round that was open."""
+        """Digests by cluster, with the round that was open."""
         self._forgotten: set[bytes] = set()
 
     def remember(self) -> None:

@@ -28,7 +28,7 @@ class NodeSettings(PeerSettings):
     collateral: Path | None
     """File with the collateral that verifiers of this machine's TDX quotes need."""
     upload_copies: int | None
-    """How often each payload may be uploaded from here; None: without limit."""
+    """Most uploads of each payload from here; None: no limit."""
     data: dict[str, Path]
     """Folders of corpora on this machine, by name."""
     archive: ArchivePlace | None
@@ -53,7 +53,7 @@ class NodeSettings(PeerSettings):
     budget: "Budget | None" = None
     """Privacy budget of that corpus; None: no bound."""
     gives_up_bound: bool = False
-    """Set to continue without a bound that its account has promised."""
+    """True to continue without a bound that its account has promised."""
     hours: Hours | None = None
     """Hours of the day in which this node takes part; None: always."""
     exit_when_finished: bool = False

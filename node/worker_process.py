@@ -52,7 +52,7 @@ class WorkerProcess:
     def __init__(self, ours: socket.socket, environment: Mapping[str, str]) -> None:
         """`ours`: connected with the fork server, and for nothing else."""
         self.pid: int | None = None
-        """None until it runs."""
+        """Process id; None until it runs."""
         self._handle: int | None = None
         """A descriptor of the process while it runs: its number may become another's, this does not."""
         self._ours, self._environment = ours, environment

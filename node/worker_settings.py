@@ -14,7 +14,7 @@ RENDEZVOUS = "DILOCOX_RENDEZVOUS"
 STORE_PORT = "DILOCOX_STORE_PORT"
 """Loopback port of the first worker's store, in a cluster of several hosts."""
 STORE_SOCKET = "DILOCOX_STORE_SOCKET"
-"""In that worker: number of the inherited listening socket."""
+"""Number of the listening socket that this worker inherits."""
 _PREFIX = "DILOCOX_WORKER_"
 
 

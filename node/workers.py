@@ -84,7 +84,7 @@ class WorkerPool(rpc.SupervisorServicer):
         self._processes: list[WorkerProcess] = []
         """Processes of this worker group."""
         self._given_up = asyncio.Event()
-        """Set when this worker group should end, whether its processes notice or not."""
+        """Event, set when this worker group should end, whether its processes notice or not."""
         self._ended = asyncio.Event()
         """No generation runs."""
         self._ended.set()

@@ -32,7 +32,7 @@ EARNED_CAP = 4.0
 
 
 def weights(manifest: Manifest, tokens: Mapping[str, int], standings: Mapping[str, Record]) -> dict[str, int]:
-    """Return each cluster's weight in the mean. What a cap removes is not added to error feedback: the whole payload is
+    """Return each cluster's weight in the mean. The part above a cap does not return to error feedback: the whole payload is
     applied."""
     says = by_standing(manifest, standings, tokens)
     middle, most = norms.lower_median(list(tokens.values()), list(says.values())), max(1, manifest.standing.rounds)

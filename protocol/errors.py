@@ -1,10 +1,10 @@
 """Errors, by the side that caused them.
 
-    DilocoxError
-    ├── LocalError          this side: configuration, disk, a bug; contains what to do
-    │   ├── ConfigError     a run file, a flag or a folder that cannot be used
-    │   └── PortError       an address of this machine that cannot be used
-    └── RemoteError         the other side: something that arrived breaks a rule; contains the Reason for the record
+DilocoxError
+├── LocalError          this side: configuration, disk, a bug; contains what to do
+│   ├── ConfigError     a run file, a flag or a folder that cannot be used
+│   └── PortError       an address of this machine that cannot be used
+└── RemoteError         the other side: something that arrived breaks a rule; contains the Reason for the record
 """
 
 from dilocox.protocol.pb import messages_pb2 as pb

@@ -79,7 +79,7 @@ class Head:
     term: int = 0
     """Term of the appointment under which it signs; 0: the manifest names it."""
     appointment: pb.Envelope | None = None
-    """Set if the next commit is the first of its term."""
+    """Appointment, if the next commit is the first of its term."""
     roster: Mapping[str, Cluster] = field(default_factory=dict)
     """Clusters by id."""
     ledger: Ledger = field(default_factory=Ledger)

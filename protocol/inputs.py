@@ -86,7 +86,7 @@ class Resumed:
     """Input: the coordinator was away and is back. No peer is live yet, and all waits start again."""
 
     healed: bool = False
-    """Set if its database was restored or repaired: more than half of the roster must be live first, however long that
+    """True if its database was restored or repaired: more than half of the roster must be live first, however long that
     takes."""
 
 

@@ -75,8 +75,8 @@ class Data(Section):
     """Each cluster trains on private text (`dilocox node --private DIR`), and publishes pseudo-gradients only. The named
     corpus provides the tokenizer and the evaluation text; scores are measured on its training text."""
     loss_mask: bool = False
-    """For conversations (`dilocox data build --chat`): train and evaluate on answers only. A step's loss is the mean over
-    the answers' tokens of its batch; these are also a contribution's tokens, and so its weight."""
+    """Train and evaluate on answers only, in conversations (`dilocox data build --chat`). A step's loss is the mean over the
+    answers' tokens of its batch; these are also a contribution's tokens, and so its weight."""
     seed: Count = 0
     """Seed of the order in which samples are read."""
     evaluation_sequences: Positive = 32
@@ -169,7 +169,7 @@ class Rounds(Section):
     """Time-boxed rounds: a phase lasts so long instead of inner_steps, and each cluster takes the steps that fit."""
     overlap: Literal["none", "delayed", "rebase"] = "rebase"
     lead_weight: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """For rebase: the share of its own uncommitted work that a cluster trains on with."""
+    """Share for rebase: the part of its own uncommitted work that a cluster trains on with."""
     synchronous_rounds: Count = 0
     """The first rounds wait for their commit (overlap none)."""
     min_clusters: Annotated[int, Field(gt=0, le=limits.CLUSTERS)] = 2

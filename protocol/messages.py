@@ -1,6 +1,6 @@
 """Signed statements: sealing, and opening with every bound checked.
 
-`open_envelope` is the only entrance. What it returns has a valid signature for this run, is in its one canonical form,
+`open_envelope` is the only entrance. Its result has a valid signature for this run, is in its one canonical form,
 and has all fields within their bounds. Everything else raises RemoteError with the reason for the record; no bytes
 raise any other error.
 """

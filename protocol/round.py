@@ -216,9 +216,9 @@ def _gathering(state: RoundState, gathered: Gathered) -> RoundState:
 
 
 def _with_room(state: RoundState, kind: pb.Kind) -> Gathered:
-    """Return the pool with room for a claim (layout) of an unknown peer. If there is none, it drops what absent peers, or
-    peers without a claim, stated: a round that does not close would store it for ever. Claims of suspended members are
-    kept: they may hold the current state. With an allow-list no peer is unknown."""
+    """Return the pool with room for a claim (layout) of an unknown peer. Without room, it drops statements of absent peers, or
+    of peers without a claim: an open round would store them for ever. Claims of suspended members are kept: they may have
+    the current state. With an allow-list no peer is unknown."""
     head, gathered, gone = state.head, state.gathered, set(state.absent)
     full = len(rules.strangers(gathered.claims, head)) >= rules.claims_kept(head)
     if kind == pb.KIND_CLUSTER:
@@ -230,8 +230,7 @@ def _with_room(state: RoundState, kind: pb.Kind) -> Gathered:
 
 
 def _differing(state: RoundState, reporter: str) -> list[Effect]:
-    """Return requests to replay. A differing report counts against its author; while no two thirds agree, every cluster
-    replays."""
+    """Return requests to replay: to a differing reporter, or to every cluster while no two thirds agree."""
     head, reports = state.head, state.gathered.reports
     known = rules.known_state(state.manifest, head, state.gathered)
     if known:
@@ -392,8 +391,7 @@ def _staying(state: RoundState) -> set[str]:
 
 
 def _started(state: RoundState, now: float) -> bool:
-    """Return whether enough of the last roster is live since the start: the coordinator then has its statements. A roster
-    smaller than min_clusters has to be live as a whole; more clusters than it has would never come."""
+    """Return whether enough of the last roster is live since the start. A roster below min_clusters must be live as a whole."""
     roster = state.head.roster
     if state.starting_since is None or not roster:
         return True

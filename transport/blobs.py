@@ -129,7 +129,7 @@ class BlobStore:
         self._sound: set[bytes] = set()
         """Blobs whose digest this process has verified."""
         self._swept = False
-        """Set once files of earlier incarnations are removed: later ones are this process's."""
+        """True once files of earlier incarnations are removed: later ones are this process's."""
         folder.mkdir(parents=True, exist_ok=True)
 
     def path(self, digest: bytes) -> Path:

@@ -185,7 +185,7 @@ class ChainFile:
         return advance(self.manifest, commit)
 
     def _heal(self, why: str) -> None:
-        """Set the damaged file aside, and begin a new one with the valid commits."""
+        """Move the damaged file aside, and begin a new one with the valid commits."""
         aside = quarantine(self.path, why, ("-wal", "-shm"))
         with closing(open_database(self.path)) as self.database, closing(sqlite3.connect(aside)) as old:
             self._lay_out()

@@ -90,9 +90,9 @@ class ConnectionTable:
     fresh_per_second: float = limits.FRESH_CONNECTIONS_PER_SECOND
     _connections: dict[Endpoint, _Connection] = field(default_factory=dict)
     _networks: OrderedDict[str, TokenBucket] = field(default_factory=OrderedDict)
-    """By network: how many more connections may begin with a full budget of calls."""
+    """Connections that may still begin with a full budget of calls, by network."""
     _peers: OrderedDict[str, TokenBucket] = field(default_factory=OrderedDict)
-    """By known peer: how many calls it may make."""
+    """Calls that a known peer may still make."""
     _count: int = 0
 
     def admit(self, endpoint: Endpoint, known_peer: str) -> float | None:

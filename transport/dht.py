@@ -40,7 +40,7 @@ class DhtSettings:
     bootstrap: Sequence[str]
     """Peers to begin with; none has to answer."""
     keeps: bool = True
-    """Set for a peer that stores records for others; otherwise it only asks, and no peer learns its address."""
+    """True for a peer that stores records for others; otherwise it only asks, and no peer learns its address."""
     module: str = "dilocox.transport.dht_child"
     """Module of the child."""
 
@@ -119,7 +119,7 @@ class Dht:
             future.set_result(message)
 
     def know(self, peers: Iterable[str]) -> None:
-        """Set the peers whose records are stored for others, however many unknown peers write."""
+        """Replace the peers whose records are stored for others, however many unknown peers write."""
         known = sorted(peers)
         if known != self._known:
             self._known = known

@@ -135,7 +135,7 @@ class Here:
     p2p: P2P
     node: DHTNode
     begins: bool
-    """Set if it received no peers: others begin with it."""
+    """True if it received no peers: others begin with it."""
 
     @property
     def others(self) -> list[PeerID]:

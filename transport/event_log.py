@@ -79,7 +79,7 @@ class EventLog:
         self._queue: deque[tuple[float, Event]] = deque()
         self._wake = asyncio.Event()
         self._written = asyncio.Event()
-        """Set, and replaced, when there is more to read."""
+        """Event, set and replaced when there is more to read."""
         self.kinds: Counter[str] = Counter()
         """Number of events of this incarnation, by kind."""
         self._writing, self._reading = threading.Lock(), threading.Lock()

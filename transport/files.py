@@ -171,7 +171,7 @@ def find_events(home: Path) -> list[Path]:
 
 
 def quarantine(path: Path, why: str, companions: Iterable[str] = ()) -> Path:
-    """Set a damaged file aside, with files beside it whose names end in one of `companions`. Return its new path."""
+    """Move a damaged file aside, with files beside it whose names end in one of `companions`. Return its new path."""
     for number in itertools.count(1):  # one daemon per folder; a corpus may have several readers
         aside = path.with_name(f"{path.name}.bad" if number == 1 else f"{path.name}.{number}.bad")
         if not aside.exists():

@@ -54,7 +54,7 @@ class Listen:
     dht: bool = True
     """Whether to take part in one: a swarm whose coordinator does not move needs none."""
     announced: bool = True
-    """Set if the record contains an address: not for a daemon whose bandwidth is too low to serve all peers."""
+    """True if the record contains an address: not for a daemon whose bandwidth is too low to serve all peers."""
     first_port: int = 0
     """gRPC port of a daemon without an option and without an earlier port; 0: any."""
     first_dht_port: int = 0

@@ -140,9 +140,9 @@ class Notifier:
         """Send notices. `about`: fields that identify this daemon."""
         self._notice, self._events, self._about, self._clock = notice, events, about, clock
         self._again: dict[str, float] = {}
-        """By kind: earliest time of the next notice."""
+        """Earliest time of the next notice, by kind."""
         self._kept_back: dict[str, tuple[int, Happened]] = {}
-        """By kind: number of events not sent, and the newest."""
+        """Number of events not sent, and the newest, by kind."""
         self._path, self._newest = events.path.with_name(TOLD), events.newest
 
     async def run(self) -> None:

@@ -87,7 +87,7 @@ class Directory:
         """Our newest."""
         self._looked_up_at: dict[str, float] = {}
         self.changed = asyncio.Event()
-        """Set when this peer's record changed."""
+        """Event, set when this peer's record changed."""
         self.elsewhere: tuple[Way, ...] = ()
         """Addresses of standbys with this peer's key."""
 
@@ -145,7 +145,7 @@ class Directory:
                     written = raw
 
     def know(self, peers: Sequence[str]) -> None:
-        """Set the peers that take part, the coordinator first. Records of others are forgotten, the oldest first, if there
+        """Replace the peers that take part, the coordinator first. Records of others are forgotten, the oldest first, if there
         are many."""
         self.known, self._parties = tuple(peers), frozenset(peers)
         self._forget()

@@ -113,7 +113,7 @@ class Reach:
         """Collect reports. `changed`: called when the result changes."""
         self._changed = changed
         self.reachable: bool | None = None
-        """None: no peer has reported yet."""
+        """Result of the reports. None: no peer has reported yet."""
         self.why = ""
 
     async def watch(

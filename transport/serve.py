@@ -125,7 +125,7 @@ class ServedRun:
     is_member: Callable[[str], bool] = _nobody
     """True where a peer is on the roster."""
     earned: Callable[[str], float] = _all
-    """By member: its cluster's share of the full reputation."""
+    """Share of the full reputation of a member's cluster."""
     commit: Callable[[int], bytes | None] = _no_commit
     """The chain's commits. Blocking."""
     share: Callable[[bytes], services.Share | None] = _no_share

@@ -52,7 +52,7 @@ class Snapshots:
         return {int(found[1]) for found in names if found is not None and found[2] in LAST}
 
     def publish(self, round: int, write: Callable[[Path], None]) -> None:
-        """Publish a round. `write`: fills a new folder. What an earlier incarnation had begun of it is written again.
+        """Publish a round. `write`: fills a new folder. A part that an earlier incarnation wrote is written again.
         Raises LocalError."""
         name = f"round-{round:06d}"
         if isinstance(self._storage, FolderStorage):

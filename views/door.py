@@ -63,7 +63,7 @@ class Door:
         )
         self.connections = ConnectionLimits(table=table)
         self.says = "it starts"
-        """What the daemon waits for, until it has an API."""
+        """Reason of the wait, until there is an API."""
         self.advice = ""
         self._room = True
         self._stands_by = False

@@ -20,7 +20,7 @@ class Fault(NamedTuple):
     status: int | None = None
     """HTTP status. None: only the command line uses the code."""
     lasts: bool = False
-    """Set if another try fails the same way until a person repairs something: a service manager need not restart the
+    """True if another try fails the same way until a person repairs something: a service manager need not restart the
     daemon."""
 
 

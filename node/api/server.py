@@ -40,7 +40,7 @@ class Sources:
     downloader: Downloader
     coordinator: CoordinatorLink
     prover: Prover | None
-    """None: the run requires no evidence."""
+    """Prover of this machine. None: the run requires no evidence."""
 
 
 def node_status(participant: Participant, sources: Sources) -> dict[str, Any]:

@@ -140,12 +140,12 @@ class LeadService(rpc.LeadServicer):
         """`own_hosts`: kept up to date with the peer ids of the hosts that follow."""
         self._callers, self._own_hosts = callers, own_hosts
         self._admission: BoxAdmission | None = None
-        """None: this peer leads no cluster of several hosts."""
+        """Conditions for hosts. None: this peer leads no cluster of several hosts."""
         self.heard = HostEvents()
         """Events of the workers of other hosts."""
         self.followers: dict[str, RemoteBox] = {}
         self.changed = asyncio.Event()
-        """Set when a host came or went."""
+        """Event, set when a host came or went."""
         self.moved = Changes()
         """Changes of `followers`."""
         self._closing = False

@@ -108,7 +108,7 @@ class Team:
         self._formed = False
         """All boxes were here once."""
         self._prepared: dict[str, int] = {}
-        """By host: the request that it answered when it was ready for the newest start."""
+        """Request that each host answered when it was ready for the newest start."""
         self._consented: pb.Claim | None = None
         self._given_up = asyncio.Event()
         self._stopping = False

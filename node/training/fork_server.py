@@ -71,7 +71,7 @@ def _tell(theirs: socket.socket, number: int, *handles: int) -> None:
 
 
 def _become(environment: dict[str, str], output: int, store: int | None = None) -> None:
-    """Set up a forked process: session, environment, name and standard streams."""
+    """Prepare a forked process: session, environment, name and standard streams."""
     os.setsid()
     nothing = os.open(os.devnull, os.O_RDONLY)
     for descriptor, number in ((nothing, 0), (output, 1), (output, 2)):

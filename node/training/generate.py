@@ -26,7 +26,7 @@ MOST_PER_BYTE = 2
 class Generated:
     text: str
     answers: bool
-    """Set for an answer by the tokenizer's chat template; otherwise the text continues the prompt."""
+    """True for an answer by the tokenizer's chat template; otherwise the text continues the prompt."""
 
 
 @torch.no_grad()
