@@ -23,9 +23,9 @@ from dilocox.transport.blobs import BlobStore
 __all__ = ["PARTS", "CorpusStore", "Loops", "Parts", "loops", "scored"]
 
 PARTS: Mapping[str, str] = {"audits": "dilocox.node.auditor"}
-"""By check: the module whose `loops` a node runs for it. Stage workers measure scores, and a plugin has those of availability."""
+"""Modules by check: a node runs their `loops`. Workers measure scores, and a plugin has the part of availability."""
 Loops = dict[str, Coroutine[Any, Any, None]]
-"""By name of the task."""
+"""Loops, by the name of their task."""
 
 
 @dataclass(frozen=True)
