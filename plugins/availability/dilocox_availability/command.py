@@ -1,4 +1,4 @@
-"""`dilocox shares --join LINK --sample N`: whether the shares of what the run's commits name are there."""
+"""`dilocox shares --join LINK --sample N`: requests for random shards of what the run's commits name."""
 
 import asyncio
 from collections import Counter
@@ -25,8 +25,8 @@ def shares(
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Ask peers for shares that are drawn by chance, and say how likely it is that too few exist. What nobody
-    serves any more is restored from shares wherever it is wanted: `export --join`, `verify --replay --join`, a node that joins."""
+    """Ask peers for random erasure shards, and print how likely it is that too few exist. Any command that reads the run
+    restores from shards what no peer serves: `export --join`, `verify --replay --join`, a node that joins."""
     found = asyncio.run(_sample(join, home, sample))
     if as_json:
         print_json(told(found))
@@ -35,7 +35,7 @@ def shares(
 
 
 async def _sample(join: str, home: Path | None, count: int) -> "list[Sample]":
-    """Raises ConfigError where the run keeps no shares."""
+    """Return the probes. Raises ConfigError where the run has no availability."""
     from dilocox.node.shards import find_shards
     from dilocox_availability.probes import Sampler
     from dilocox_availability.restoring import Restorer
@@ -75,8 +75,8 @@ def show(found: "list[Sample]") -> None:
     print_table(["peer", "asked", "answered", "why not"], rows)
     said = told(found)
     console.print(
-        f"{len(found) - failed.total()} of {len(found)} answered. Were fewer than {said['needed']} of {said['shares']} shares"
+        f"{len(found) - failed.total()} of {len(found)} answered. Were fewer than {said['needed']} of {said['shares']} shards"
         f" there, so many would answer with a probability of at most {said['chance']['all']:.2g};"
-        f" were it so for half of what is shared, {said['chance']['half']:.2g}.",
+        f" were it so for half of the blobs, {said['chance']['half']:.2g}.",
         highlight=False,
     )

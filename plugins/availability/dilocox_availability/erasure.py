@@ -1,8 +1,8 @@
-"""Reed-Solomon shares of a blob, by Intel's ISA-L: the first `needed` are the blob in stripes, the others are sums over GF(2^8).
+"""Reed-Solomon shards of a blob, by Intel's ISA-L. The first `needed` are the blob in stripes, the others sums over GF(2^8).
 
-A Cauchy matrix: any `needed` shares restore, which its Vandermonde matrix does not promise. The library (pyeclib, whose
-wheel brings all it needs) puts a header of its own before what it makes, with its version; we keep the bytes
-alone, so that every version makes the same shares, and borrow headers for decoding from an encoding of zeros.
+The matrix is a Cauchy matrix: any `needed` shards restore, which ISA-L's Vandermonde matrix does not promise. The library is
+pyeclib, whose wheel brings all it needs. It puts a header with its version before each shard. Only the bytes after it are
+stored, so that every version makes the same shards; for decoding, headers come from an encoding of zeros.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,7 +19,7 @@ ALGORITHM = "isa_l_rs_cauchy"
 
 
 def need_coder() -> None:
-    """Raises ConfigError where shares cannot be made here, whatever was possible before."""
+    """Raise ConfigError where shards cannot be made here, whatever an earlier call found."""
     _driver.__wrapped__(Code(2, 1))
 
 
@@ -33,20 +33,20 @@ def _driver(code: Code) -> Any:
         return ECDriver(k=code.needed, m=code.shares - code.needed, ec_type=ALGORITHM)
     except ECDriverError as error:
         raise ConfigError(
-            f"shares cannot be made here: this build of pyeclib has no ISA-L ({error}). Install its wheel, which brings it, or the"
-            " system's libisal2 and liberasurecode1"
+            f"erasure shards cannot be made here: this build of pyeclib has no ISA-L ({error}). Install its wheel, which brings"
+            " it, or the system's libisal2 and liberasurecode1"
         ) from error
 
 
 @lru_cache(maxsize=8)
 def _headers(code: Code, unit: int) -> list[bytes]:
-    """Of the shares of a stripe, as the library reads them: they do not depend on the bytes."""
+    """Return the headers of a stripe's shards, as the library reads them. They do not depend on the bytes."""
     made = _driver(code).encode(bytes(unit * code.needed))
     return [each[: len(each) - unit] for each in made]
 
 
 def stripes(buffers: Iterable[bytes | memoryview], size: int, code: Code) -> Iterator[list[memoryview]]:
-    """Of a blob of `size` bytes, stripe by stripe: the bytes of each share. They follow each other in the share."""
+    """Return the bytes of each shard, stripe by stripe, of a blob of `size` bytes."""
     pending, come = bytearray(), iter(buffers)
     for unit in code.units(size):
         while len(pending) < unit * code.needed and (buffer := next(come, None)) is not None:
@@ -57,16 +57,16 @@ def stripes(buffers: Iterable[bytes | memoryview], size: int, code: Code) -> Ite
 
 
 def restored(size: int, code: Code, shares: Mapping[int, BinaryIO]) -> Iterator[bytes]:
-    """The blob's bytes from the beginnings of `needed` shares, by index. Raises RemoteError where one is too short."""
+    """Return the blob's bytes from the beginnings of `needed` shards, by index. Raises RemoteError where one is too short."""
     chosen = dict(sorted(shares.items())[: code.needed])
     if len(chosen) < code.needed:
-        raise RemoteError(pb.REASON_UNAVAILABLE, f"{len(chosen)} shares are here, and {code.needed} restore the blob")
+        raise RemoteError(pb.REASON_UNAVAILABLE, f"{len(chosen)} shards are here, and {code.needed} restore the blob")
     left = size
     for unit in code.units(size):
         headers = _headers(code, unit)
         read = {index: file.read(unit) for index, file in chosen.items()}
         if any(len(each) != unit for each in read.values()):
-            raise RemoteError(pb.REASON_SIZE_MISMATCH, "a share is shorter than its blob says")
+            raise RemoteError(pb.REASON_SIZE_MISMATCH, "a shard is shorter than the size of its blob implies")
         stripe = _driver(code).decode([headers[index] + each for index, each in read.items()])
         yield stripe[:left]
         left -= len(stripe)

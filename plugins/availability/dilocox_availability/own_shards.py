@@ -1,6 +1,6 @@
-"""A peer's shares of what the chain's commits name: made while the blob is here, and kept for later.
+"""Loop that makes this peer's shards of what commits name, while the blobs are here, and deletes those whose time is over.
 
-Nobody sends a share unasked: each machine makes its own from the blob that it fetched to apply the commit.
+No peer sends a shard unasked: each host makes its own from the blob that it downloaded to apply the commit.
 """
 
 import asyncio
@@ -32,15 +32,15 @@ __all__ = ["Sharing", "named_by"]
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 2.0
-"""How often it is looked whether blobs are here of which shares are to be made."""
+"""Seconds between two looks for blobs of which shards are to be made."""
 
 
 class Listing(NamedTuple):
-    """What a commit names that lists blobs of single stages: a state, or the leaves of what it counted."""
+    """Blob of a commit that lists blobs of single stages: a state, or the payload index of a counted contribution."""
 
     blob: bytes
     place: int | None
-    """Of the counted; None: it is a state."""
+    """Position among the counted; None: it is a state."""
 
     @property
     def named(self) -> Named:
@@ -54,7 +54,7 @@ def lists_of(manifest: Manifest, commit: pb.Commit) -> list[Listing]:
 
 
 def leaves_in(manifest: Manifest, store: BlobStore, blob: bytes) -> list[pb.Leaf]:
-    """None where they are not here, or damaged. Blocking."""
+    """Return the entries of a payload index; none where it is not here, or damaged. Blocking."""
     try:
         return read_leaves(manifest, store.read(blob, limits.LEAVES_BYTES))
     except (FileNotFoundError, RemoteError):
@@ -62,7 +62,7 @@ def leaves_in(manifest: Manifest, store: BlobStore, blob: bytes) -> list[pb.Leaf
 
 
 def named_by(manifest: Manifest, commit: pb.Commit, store: BlobStore) -> Iterator[Named]:
-    """What a commit names of which shares are kept, as far as the lists that say it are in the store. Blocking."""
+    """Return the blobs of a commit of which peers store shards, as far as the store has the lists that name them. Blocking."""
     for listing in lists_of(manifest, commit):
         yield listing.named
         if listing.place is None:
@@ -76,38 +76,38 @@ def _states(store: BlobStore, root: bytes) -> list[Named]:
 
 
 class Ours(NamedTuple):
-    """A blob of whose shares one is ours to keep."""
+    """Blob of which one shard is ours to store."""
 
     named: Named
     code: Code
     place: int
-    """The index of the share."""
+    """Index of our shard."""
     way: Sequence[bytes]
-    """From the root over its shares to the commit's data root; none for a state."""
+    """Siblings from the root over the blob's shards to the commit's data root; none for a state."""
 
 
 @dataclass
 class Pending:
-    """What is still to be done of one commit: of most of those that a look passes, nothing."""
+    """Work that is left for one commit; for most commits there is none."""
 
     commit: Statement[pb.Commit]
     roster: Mapping[str, Cluster]
-    """Of its round."""
+    """Roster of its round."""
     lists: list[Listing]
-    """That were not here yet."""
+    """Lists that were not here yet."""
     tree: Tree
-    """Of what it counted."""
+    """Tree over what it counted."""
     blobs: list[Ours] = field(default_factory=list)
-    """Of which no share was made yet."""
+    """Blobs of which no shard was made yet."""
 
     def held(self, ours: Ours, size: int) -> Held:
-        """`size`: of the blob, bytes."""
+        """Return our shard of a blob. `size`: of the blob, bytes."""
         return Held(self.commit.body.round, ours.named.state, ours.code.share_size(size), ours.named.blob)
 
 
 @dataclass
 class Sharing:
-    """What we keep for when others are gone."""
+    """Maker of this peer's shards."""
 
     manifest: Manifest
     chain: ChainFile
@@ -115,20 +115,20 @@ class Sharing:
     shares: ShareStore
     me: str
     oldest: Callable[[], int]
-    """The first round whose blobs are kept whole: of older ones no share can be made."""
+    """Returns the first round whose blobs are stored whole: no shard can be made of older ones."""
     _pending: dict[int, Pending] = field(default_factory=dict)
-    """By round."""
+    """Work that is left, by round."""
     _roots: dict[int, bytes] = field(default_factory=dict)
-    """Data roots by round: all shares are looked at every other second."""
+    """Data roots by round: each look compares all shards with them."""
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Make shards until cancelled."""
         while True:
             await in_thread(self.look)
             await asyncio.sleep(LOOK_SECONDS)
 
     def look(self) -> None:
-        """Make shares of what is here and let go of those whose time is over. Blocking."""
+        """Make shards of blobs that are here, and delete those whose time is over. Blocking."""
         settings = self.manifest.availability
         assert settings is not None, "the run shares"
         head, most = self.chain.head.round, settings.most_bytes
@@ -138,17 +138,18 @@ class Sharing:
         found = {h.blob: (h, ours) for _, each in sorted(self._pending.items()) for h, ours in self._here(each, rounds)}
         keep = worth_keeping(kept | {held for held, _ in found.values()}, head, settings.rounds, most)
         for held in kept:
-            if held.blob not in keep:  # first: there is to be room
+            if held.blob not in keep:  # before new shards are written
                 self.shares.remove(held.blob)
         made = [share for blob in keep & found.keys() if (share := self._make(*found[blob])) is not None]
         self.shares.add([share for share in made if self._is_named(share)])
-        done = (found.keys() - keep) | {share.blob for share in made}  # what is not worth keeping now never will be
+        done = (found.keys() - keep) | {share.blob for share in made}  # a shard without room now has none later
         for pending in self._pending.values():
             pending.blobs = [ours for ours in pending.blobs if ours.named.blob not in done]
 
     def _named(self, head: int) -> list[services.Share]:
-        """Ours of rounds that the chain has. What it does not name goes: the owner's word cut it, and it grew again. Those of later
-        rounds stay, and take nobody's room: the chain may only be on its way, after chain.db was damaged."""
+        """Return our shards of rounds that the chain has. A shard that the chain does not name is deleted: the owner cut the
+        chain, and it grew again. Shards of later rounds stay and take no room: after damage to chain.db the chain may
+        still be downloading."""
         named = []
         for share in self.shares.shares():
             if share.round < head and (share.state or share.root == self._data_root(share.round)):
@@ -158,7 +159,7 @@ class Sharing:
         return named
 
     def _data_root(self, round: int) -> bytes:
-        """Of a closed round's commit."""
+        """Return the data root of a closed round's commit."""
         if round not in self._roots:
             commit = self.chain.commit(round)
             assert commit is not None
@@ -166,7 +167,7 @@ class Sharing:
         return self._roots[round]
 
     def _follow(self, head: int) -> None:
-        """What is to be done of the rounds whose blobs are here: of new ones everything, and so of those that lost a share."""
+        """Note the work of rounds whose blobs are here: of new rounds, and of those that lost a shard."""
         first = max(1, self.oldest())
         while self.shares.lost:
             self._pending.pop(self.shares.lost.pop(), None)
@@ -181,8 +182,8 @@ class Sharing:
                 self._pending[round] = Pending(commit, advance(self.manifest, before).roster, lists, tree)
 
     def _here(self, pending: Pending, kept: Mapping[bytes, int]) -> list[tuple[Held, Ours]]:
-        """Those of its blobs that are here. Not what is kept for as late a round: states of several rounds may have a stage in
-        common. `kept`: rounds by blob."""
+        """Return the blobs of a commit that are here and need a shard. A blob whose shard is stored for as late a round is
+        left out: states of several rounds may share a stage. `kept`: rounds by blob."""
         unread, pending.lists = pending.lists, []
         for listing in unread:
             if listed := self._listed(pending, listing):
@@ -192,12 +193,12 @@ class Sharing:
         pending.blobs = [each for each in pending.blobs if kept.get(each.named.blob, 0) < pending.commit.body.round]
         found = []
         for ours in pending.blobs:
-            with suppress(FileNotFoundError):  # not here, or its time was over this very moment
+            with suppress(FileNotFoundError):  # not here, or just deleted
                 found.append((pending.held(ours, self.store.size(ours.named.blob)), ours))
         return found
 
     def _listed(self, pending: Pending, listing: Listing) -> list[tuple[Named, Sequence[bytes]]]:
-        """A list and what it names, with the way of each; nothing where it is not here."""
+        """Return a list and the blobs that it names, with the siblings of each; nothing where the list is not here."""
         if listing.place is None:
             states = _states(self.store, listing.blob)
             return [(named, ()) for named in (listing.named, *states)] if states else []
@@ -219,7 +220,7 @@ class Sharing:
                 yield Ours(each, code, index, way)
 
     def _make(self, held: Held, ours: Ours) -> services.Share | None:
-        """None: the blob is damaged, or was let go meanwhile."""
+        """Return the shard that was made; None: the blob is damaged, or was deleted meanwhile."""
         try:
             sound = self.store.sound(held.blob)
             into = self.shares.store
@@ -231,10 +232,10 @@ class Sharing:
         return share
 
     def _is_named(self, share: services.Share) -> bool:
-        """Whether it proves itself by the commit, or is of a state. If not, most who voted have accepted a root that is none, and
-        nobody would take it from us."""
+        """Return whether a shard proves itself by the commit, or is of a state. If not, most voters accepted a wrong root,
+        and no peer would take the shard from us."""
         named = share.state or share.root == self._data_root(share.round)
         if not named:
-            log.warning("commit %d names no shares of %s that anybody can make", share.round, share.blob.hex()[:8])
+            log.warning("commit %d names another root than that over the shards of %s", share.round, share.blob.hex()[:8])
             self.shares.drop(share)
         return named

@@ -29,31 +29,31 @@ from dilocox_availability.store import ShareStore
 __all__ = ["Asker", "Sample", "Sampler", "askable"]
 
 AGAIN_SECONDS = 3.0
-"""Between two looks whom we are to ask, and have not had an answer from in this round."""
+"""Seconds between two looks for clusters that we are to probe, and that have not answered in this round."""
 SETTLED = 3
-"""So many rounds after the one that a commit closed whoever is to keep a share has made it: it is looked for every 2 s, and rounds
+"""Rounds after which every peer has made its shards of what a commit names. Peers look for such blobs every 2 s, and rounds
 may be shorter."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A share that was drawn, and what came of it."""
+    """Shard that was drawn, and its answer."""
 
     round: int
     blob: bytes
     code: Code
     index: int
     peer: str
-    """Who was asked for it."""
+    """Peer that was asked for it."""
     why: str
-    """Why that is no answer; empty: it is one."""
+    """Reason why that is no answer; empty: it is one."""
 
 
 class Sampler:
     def __init__(
         self, manifest: Manifest, chain: ChainFile, store: BlobStore, applies: ApplyBuilder, restorer: Restorer, dice: Random
     ) -> None:
-        """`dice`: that nobody who is asked can foresee. Raises ConfigError where there is nothing yet to draw from."""
+        """`dice`: that no probed peer can foresee. Raises ConfigError where there is nothing to draw from yet."""
         assert manifest.availability is not None, "the run shares"
         self._manifest, self._chain, self._store, self._applies = manifest, chain, store, applies
         self._restorer, self._dice = restorer, dice
@@ -61,22 +61,23 @@ class Sampler:
         found = (chain.commit(number) for number in range(restorer.holders.kept_since(head), head - SETTLED + 1))
         self._commits = [commit for commit in found if commit is not None and commit.body.counted]
         if not self._commits:
-            why = f"no round is {SETTLED} rounds old that counted anybody and for whose shares peers have room"
-            raise ConfigError(f"{why}: there are no shares to ask for")
+            why = f"no round with counted clusters is {SETTLED} rounds old and has room for its shards"
+            raise ConfigError(f"{why}: there are no shards to ask for")
 
     async def draw(self) -> Sample:
-        """Raises ConfigError where the rosters of all rounds are too small to share."""
+        """Draw a shard and request it. Raises ConfigError where the rosters of all rounds are too small for shards."""
         commit = self._dice.choice(self._commits)
         named = await self._blob_of(commit)
         due = self._restorer.holders.of(NamedBy(commit.body.round), named.blob, named.stage)
         if due.code is None:
-            raise ConfigError(f"one peer alone was on the roster of round {commit.body.round}: it shared with nobody")
+            raise ConfigError(f"the roster of round {commit.body.round} had one peer, which made no shards")
         place = self._dice.randrange(len(due.peers))
         why = await self._ask(named, due, place, due.code)
         return Sample(commit.body.round, named.blob, due.code, place % due.code.shares, due.peers[place], why)
 
     async def _blob_of(self, commit: Statement[pb.Commit]) -> Named:
-        """One that it names; with the list of what somebody contributed, where that can be had, first."""
+        """Return a blob that the commit counted. A payload needs its index, which is downloaded first; without it, return the
+        index."""
         item = self._dice.choice(taken(commit.body))
         try:
             await self._applies.payload_index(item.contribution, holders(commit.body)[item.cluster])
@@ -86,22 +87,22 @@ class Sampler:
         return self._dice.choice([each for each in named if not each.state])
 
     async def _ask(self, named: Named, due: Due, place: int, code: Code) -> str:
-        """Why who stands at this place has not its share; empty: it has."""
+        """Return why the peer at this place does not have its shard; empty: it has."""
         answers = await self._restorer.ask(named.blob, [due.peers[place]], root=due.root)
         if not answers:
-            return "it shows no share of it that the commit proves, or cannot be reached"
+            return "it shows no shard that the commit proves, or is not reachable"
         (answer,) = answers
         if (answer.share.shares, answer.share.needed, answer.share.index) != (*code, place % code.shares):
-            return "it keeps another share than is its own"
+            return "it stores another shard than its own"
         try:
             await self._restorer.try_chunk(answer, self._dice.randrange)
         except RemoteError as error:
-            return f"it says that it has its share, and does not send it: {error.detail}"
+            return f"it offers its shard, and does not send it: {error.detail}"
         return ""
 
 
 class Us(Protocol):
-    """Who takes part here: speaks for our cluster."""
+    """Member machine of our cluster."""
 
     state: MemberState
 
@@ -109,26 +110,26 @@ class Us(Protocol):
 
 
 class Asker:
-    """Asks those whom we are drawn to ask, again until they show the share that was drawn, for as long as the round is open."""
+    """Prober of the clusters for which we are drawn. It asks again until they show the drawn shard, while the round is open."""
 
     def __init__(self, us: Us, restorer: Restorer, shares: ShareStore, dice: Random) -> None:
-        """`shares`: ours, of which we ask others theirs; `dice`: that nobody else can foresee."""
+        """`shares`: our own, by which we choose what to ask for; `dice`: that no other peer can foresee."""
         self._us, self._restorer, self._shares, self._dice = us, restorer, shares, dice
         self._opened = b""
-        """The head of what follows: what is drawn and shown holds for one round."""
+        """Head of the round in which the fields below are valid."""
         self._drawn: dict[str, services.Share | None] = {}
-        """By cluster our own share of the blob of which it is asked for its: drawn once, or who keeps a few would show one in the
-        end. None: there is nothing to ask it for."""
+        """Our own shard of the blob that each cluster is probed for, by cluster; None: there is none. It is drawn once a
+        round, or a cluster with few shards would show one in the end."""
         self._shown: set[str] = set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Probe until cancelled."""
         while True:
             await self.look()
             await asyncio.sleep(AGAIN_SECONDS)
 
     async def look(self) -> None:
-        """Ask those who have shown nothing in this round yet: all at once, so that none who is slow has the others wait."""
+        """Probe the clusters that have shown nothing in this round yet, all at once, so that a slow one delays no other."""
         state = self._us.state
         if self._opened != state.head.digest:
             self._opened, self._drawn, self._shown = state.head.digest, {}, set()
@@ -139,13 +140,14 @@ class Asker:
     async def _sample(self, cluster: str, state: MemberState) -> None:
         shown = await self._ask(cluster, state)
         if shown is None or self._us.state.head.digest != state.head.digest:
-            return  # nobody was asked, or what it would be told of is over
+            return  # no peer was asked, or the round is over
         if shown:
             self._shown.add(cluster)
         self._us.feed(Sampled(cluster, shown))
 
     async def _ask(self, cluster: str, state: MemberState) -> bool | None:
-        """Whether it shows its share of the blob that we drew; None: there is nothing to ask it for, or nobody can dial it."""
+        """Return whether a cluster shows its shard of the drawn blob; None: there is no blob to ask for, or a host is not
+        reachable."""
         ours = await asyncio.to_thread(self._draw, cluster, state)
         if ours is None:
             return None
@@ -155,7 +157,8 @@ class Asker:
         return await self._shows(ours, due, root)
 
     def _draw(self, cluster: str, state: MemberState) -> services.Share | None:
-        """Once a round, and again where our own time for it is over: it may be over there, too. Blocking."""
+        """Draw a shard of ours once a round, and again where ours was deleted: the cluster may have deleted its own, too.
+        Blocking."""
         before = self._drawn.get(cluster)
         if cluster not in self._drawn or (before is not None and before.blob not in self._shares):
             since = self._restorer.holders.kept_since(state.head.round)
@@ -171,8 +174,8 @@ class Asker:
             return False
 
     async def _shows(self, ours: services.Share, due: Mapping[str, Container[int]], root: bytes) -> bool:
-        """Whether one of a cluster's boxes proves the share that is its own, and sends a chunk that is drawn. Another's proves
-        nothing: whoever keeps none could pass that on."""
+        """Return whether a host of a cluster proves its own shard and sends a random chunk. A shard of another peer proves
+        nothing: a host without shards could pass it on."""
         for answer in await self._restorer.ask(ours.blob, due, root=root):
             share = answer.share
             if (share.shares, share.needed) != (ours.shares, ours.needed) or share.index not in due[answer.peer]:
@@ -186,7 +189,7 @@ class Asker:
 
 
 def askable(head: Head, cluster: str, since: int, ours: Iterable[services.Share]) -> list[services.Share]:
-    """Those of our shares of whose blobs a cluster has its own, if it was counted when they were: made since it took its seat, of a
-    round of which everybody has room for all (`since`: the first), and so long ago that they are there."""
+    """Return those of our shards for whose blobs we may probe a cluster, if it was counted. They were made since it joined
+    the roster, in rounds for which every peer has room (`since`: the first), and long enough ago."""
     rounds = range(max(since, head.roster[cluster].joined), head.round - SETTLED + 1)
     return [share for share in ours if not share.state and share.round in rounds]

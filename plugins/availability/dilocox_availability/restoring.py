@@ -1,4 +1,4 @@
-"""Blobs that nobody serves any more, put together from the shares that peers keep of them."""
+"""Restoring of blobs that no peer serves whole, from the shards that peers store."""
 
 import asyncio
 import logging
@@ -34,44 +34,44 @@ log = logging.getLogger(__name__)
 
 ASK_SECONDS = 10.0
 ASKED_AT_ONCE = 16
-"""As many as with the default restore a blob of the largest roster, so that mostly nobody else is asked."""
+"""Peers asked at once: with the default as many as restore a blob of the largest roster, so that most restores ask no other."""
 ROSTERS_REMEMBERED = 8
 SIZES_REMEMBERED = 1 << 14
-"""By round; a number each. Nobody is asked for shares of older ones."""
+"""Rounds whose sizes are remembered, a number each. No peer is asked for shards of older rounds."""
 
 
 class Answer(NamedTuple):
-    """A share that a peer says it keeps, and that proves itself."""
+    """Shard that a peer offers, with a valid proof."""
 
     peer: str
-    """Empty: ourselves."""
+    """Peer id; empty: it is ours."""
     share: services.Share
 
 
 class Due(NamedTuple):
-    """What should be there of a blob."""
+    """Shards that should exist of a blob."""
 
     peers: list[str]
-    """Who should have shares, in their order: the peer at place i share i modulo their number."""
+    """Peers that should store shards, in order: the peer at place i stores shard i modulo their number."""
     code: Code | None
-    """None: the roster of that round was one peer, and shared nothing."""
+    """Code; None: the roster of that round had one peer, and made no shards."""
     root: bytes
-    """That proves them; empty: the commit names none."""
+    """Root that proves them; empty: the commit names none."""
 
 
 class Holders:
-    """Who is to keep which share, as the chain says."""
+    """Index of which peer stores which shard, as the chain says."""
 
     def __init__(self, chain: ChainFile) -> None:
         self._chain, self._round = chain, lru_cache(ROSTERS_REMEMBERED)(self._read)
         self._shared = lru_cache(SIZES_REMEMBERED)(self._most_shared)
 
     def _read(self, round: int) -> tuple[bytes, bytes, Mapping[str, Cluster], dict[str, int]]:
-        """Digest and data root of a round's commit, the roster on which it was made, and whom it counts, with the bytes of each
-        one's payloads. Raises RemoteError where the chain has it not."""
+        """Return digest and data root of a round's commit, the roster on which it was made, and the counted clusters with the
+        bytes of their payloads. Raises RemoteError where the chain does not have it."""
         commit, before = self._chain.commit(round), self._chain.commit(round - 1) if round else None
         if commit is None or before is None:
-            raise RemoteError(pb.REASON_UNAVAILABLE, f"no commit {round} is here that would say who keeps shares")
+            raise RemoteError(pb.REASON_UNAVAILABLE, f"commit {round}, which says which peers store shards, is not here")
         counted = {item.cluster: item.contribution.size for item in taken(commit.body)}
         return commit.digest, commit.body.data_root, advance(self._chain.manifest, before).roster, counted
 
@@ -80,8 +80,9 @@ class Holders:
         return most_shared(self._chain.manifest, roster, counted.values())
 
     def kept_since(self, head: int) -> int:
-        """The first round of which everybody is to have its shares of what was counted, if it had a seat; `head`, the open one: of
-        none. By the chain alone: what we keep says little of what others have room for. Blocking. Raises RemoteError."""
+        """Return the first round of which every peer on the roster should have its shards of counted blobs; `head`, the open
+        round, means none. The chain alone says so: what we store says little of other peers' room. Blocking. Raises
+        RemoteError."""
         settings = self._chain.manifest.availability
         if settings is None:
             return head
@@ -90,42 +91,46 @@ class Holders:
         return kept_since(rounds, head, settings.most_bytes)
 
     def of(self, by: NamedBy, blob: bytes, stage: int | None) -> Due:
-        """Blocking. Raises RemoteError."""
+        """Return the shards that should exist of a blob. Blocking. Raises RemoteError."""
         commit, root, roster, _ = self._round(by.round)
         peers = order(commit, blob, hosts(roster, stage))
         return Due(peers, code_in(self._chain.manifest, roster, stage), b"" if by.state else root)
 
     def in_cluster(self, ours: services.Share, me: str, cluster: str) -> tuple[dict[str, frozenset[int]], bytes]:
-        """Of a blob of which we keep a share: by box of a cluster the index of its own, or several where what we keep does not say
-        of which stage it is; and the root that proves them. Nobody where it was not counted then (it need not have had the blob)
-        or the chain names no such blob. Blocking. Raises RemoteError."""
+        """Return the indices of a cluster's own shards of a blob of which we store one, by host, and the root that proves
+        them.
+
+        A host has several indices where our shard does not say of which stage the blob is. There are no hosts where the
+        cluster was not counted then, for it need not have had the blob, or where the chain names no such blob. Blocking.
+        Raises RemoteError.
+        """
         commit, root, roster, counted = self._round(ours.round)
         if cluster not in counted or cluster not in roster or ours.root != root:
             return {}, root
         return places(self._chain.manifest, roster, commit, ours, me, roster[cluster].peers), root
 
     def everybody(self) -> list[str]:
-        """Of the roster now: a share that somebody keeps for a later commit may be wanted for an earlier one."""
+        """Return all peers on the roster now: one may store the shard for a later commit."""
         return sorted(self._chain.head.cluster_by_peer)
 
 
 @dataclass
 class Gathering:
-    """The shares of a blob under one root."""
+    """Shards of a blob under one root."""
 
     size: int
     code: Code
     offered: list[Answer] = field(default_factory=list)
     have: dict[int, services.Share] = field(default_factory=dict)
-    """That are here, by index."""
+    """Shards that are here, by index."""
     begun: set[bytes] = field(default_factory=set)
-    """Digests of those that are here, and of those that broke off: of these, too, a part lies here."""
+    """Digests of shards that are here, and of downloads that broke off, of which a part is here."""
     lie: bool = False
-    """They were put together, and are of something else."""
+    """True where they were put together, and made another blob."""
 
     @property
     def reach(self) -> int:
-        """How many different ones are here or offered."""
+        """Return how many different shards are here or offered."""
         return len(self.have.keys() | {answer.share.index for answer in self.offered})
 
 
@@ -133,28 +138,28 @@ class Restorer:
     def __init__(
         self, scratch: Path, directory: Finder, channels: ChannelPool, chain: ChainFile, own: ShareStore | None = None
     ) -> None:
-        """`scratch`: a folder of ours, where shares lie until they are put together; `own`: what we keep ourselves."""
+        """`scratch`: our folder for shards until they are put together; `own`: the shards that we store."""
         self._scratch = BlobStore(scratch)
         self._scratch.sweep(self._scratch.digests() | self._scratch.partials())
         self._directory, self._channels, self._own = directory, channels, own
         self.holders = Holders(chain)
 
     async def ask(self, blob: bytes, peers: Iterable[str], largest: int = limits.BLOB_BYTES, root: bytes = b"") -> list[Answer]:
-        """What of these peers those say that have a share, and can be dialled. All are asked at once. `root`: that proves it, where
-        that is known."""
+        """Return the shards that these peers offer, of those that are reachable. All are asked at once. `root`: that proves
+        the shards, where it is known."""
 
         async def one(peer: str) -> Answer | None:
             try:
                 return Answer(peer, await self._ask_one(peer, blob, largest, root))
             except RemoteError as error:
-                log.debug("%s has no share of %s: %s", short(peer), blob.hex()[:8], error)
+                log.debug("%s has no shard of %s: %s", short(peer), blob.hex()[:8], error)
                 return None
 
         found = await asyncio.gather(*(one(peer) for peer in peers))
         return [answer for answer in found if answer is not None]
 
     async def _ask_one(self, peer: str, blob: bytes, largest: int, root: bytes) -> services.Share:
-        """Raises RemoteError where it has none, or it proves nothing."""
+        """Return a peer's shard. Raises RemoteError where it has none, or it proves nothing."""
         call = rpc.PeerStub(await self._channel(peer)).GetShare(services.ShareRequest(blob=blob), timeout=ASK_SECONDS)
         try:
             share = await call
@@ -168,20 +173,20 @@ class Restorer:
         return record is not None and bool(record.address)
 
     async def _channel(self, peer: str) -> grpc.aio.Channel:
-        """Raises RemoteError where nobody can dial it."""
+        """Return a channel to a peer. Raises RemoteError where it is not reachable."""
         record = await self._directory.find(peer)
         if record is None or not record.address:
-            raise RemoteError(pb.REASON_UNAVAILABLE, "nobody knows how to dial it")
+            raise RemoteError(pb.REASON_UNAVAILABLE, "it is not reachable")
         return self._channels.channel(record)
 
     async def try_chunk(self, answer: Answer, draw: Callable[[int], int]) -> None:
-        """Have a chunk of a share, the one that `draw` picks of so many; it is thrown away. Raises RemoteError."""
+        """Download a chunk of a shard, which `draw` picks by number, and discard it. Raises RemoteError."""
         if size := share_bytes(answer.share):
             chunk = draw(-(-size // limits.CHUNK_BYTES))
             await fetch_chunk(await self._channel(answer.peer), answer.share.digest, size, chunk)
 
     async def fetch(self, blob: bytes, by: NamedBy, stage: int | None, store: BlobStore, max_size: int) -> int:
-        """Restore a blob into the store; the bytes received. Raises RemoteError where too few shares are to be had."""
+        """Restore a blob into the store; return the bytes received. Raises RemoteError where too few shards are available."""
         groups: dict[tuple[bytes, int, Code], Gathering] = {}
         received = 0
         try:
@@ -201,7 +206,8 @@ class Restorer:
                 await asyncio.to_thread(self._scratch.remove, digest)
 
     async def _answers(self, blob: bytes, by: NamedBy, stage: int | None, largest: int) -> AsyncIterator[list[Answer]]:
-        """Ours; then of some peers at a time, those first that should have one. Raises RemoteError."""
+        """Return our own shard; then the answers of some peers at a time, of those first that should have one. Raises
+        RemoteError."""
         due = await asyncio.to_thread(self.holders.of, by, blob, stage)
         own = await asyncio.to_thread(self._own.get, blob) if self._own is not None else None
         if own is not None and own.size <= largest and due.root in (b"", own.root):
@@ -211,7 +217,7 @@ class Restorer:
             yield await self.ask(blob, peers[first : first + ASKED_AT_ONCE], largest, due.root)
 
     async def _try(self, blob: bytes, group: Gathering, store: BlobStore) -> tuple[int, bool]:
-        """The bytes that came, and whether the blob is in the store."""
+        """Return the bytes received, and whether the blob is in the store."""
         if group.lie or group.reach < group.code.needed:
             return 0, False
         received = await self._gather(group)
@@ -220,12 +226,12 @@ class Restorer:
         restored = await in_thread(self._restore, blob, group, store)
         group.lie = not restored
         if restored:
-            log.info("restored %s from %d of %d shares", blob.hex()[:8], group.code.needed, group.code.shares)
+            log.info("restored %s from %d of %d shards", blob.hex()[:8], group.code.needed, group.code.shares)
         return received, restored
 
     async def _gather(self, group: Gathering) -> int:
-        """Have as many as restore, where they are to be had; the bytes received. Who did not send what it offered is not asked
-        again."""
+        """Download as many shards as restore, where they are available; return the bytes received. A peer that did not send
+        what it offered is not asked again."""
         received = 0
         while group.offered and len(group.have) < group.code.needed:
             peer, share = group.offered.pop(0)
@@ -236,7 +242,7 @@ class Restorer:
                 received += await self._have(peer, share)
                 group.have[share.index] = share
             except RemoteError as error:
-                log.info("share %d of %s from %s: %s", share.index, share.blob.hex()[:8], short(peer), error)
+                log.info("shard %d of %s from %s: %s", share.index, share.blob.hex()[:8], short(peer), error)
         return received
 
     async def _have(self, peer: str, share: services.Share) -> int:
@@ -246,7 +252,7 @@ class Restorer:
         return await fetch_blob(channel, self._scratch, share.digest, share_bytes(share), spend=spend)
 
     def _restore(self, blob: bytes, group: Gathering, store: BlobStore) -> bool:
-        """Whether they are of it: it is in the store then, and else nothing is. Blocking."""
+        """Return whether the shards make the blob, which is in the store then; otherwise nothing is written. Blocking."""
 
         def parts(opened: ExitStack) -> Iterator[bytes]:
             files = {index: opened.enter_context(self._path(share).open("rb")) for index, share in group.have.items()}
@@ -254,11 +260,11 @@ class Restorer:
 
         try:
             with ExitStack() as opened:
-                if digest_of(parts(opened)) != blob:  # before it is written: a lie may be any blob, and fill a disk
+                if digest_of(parts(opened)) != blob:  # before it is written: wrong shards may make any blob, and fill the disk
                     return False
             with ExitStack() as opened:
                 return store.put(parts(opened)) == blob
-        except (RemoteError, FileNotFoundError):  # one is too short, or ours was let go
+        except (RemoteError, FileNotFoundError):  # one is too short, or ours was deleted
             return False
 
     def _path(self, share: services.Share) -> Path:
@@ -267,10 +273,10 @@ class Restorer:
 
 
 def _why(groups: Iterable[Gathering]) -> str:
-    """It was not restored."""
+    """Return why the blob was not restored."""
     best = max(groups, key=lambda group: (not group.lie, group.reach), default=None)
     if best is None:
-        return "nobody answers with a share of it"
+        return "no peer answers with a shard of it"
     if best.lie:
-        return "its shares are of something else"
-    return f"{best.reach} of its shares are to be had, and {best.code.needed} restore it"
+        return "its shards make another blob"
+    return f"{best.reach} of its shards are available, and {best.code.needed} restore it"

@@ -1,13 +1,14 @@
-"""Shares of a blob: any `needed` of them restore it, when whoever held the blob is gone. Who holds which; what proves one.
+"""Erasure shards of a blob: which peer stores which, and what proves one. Any `needed` of them restore the blob.
 
-What is shared is what a commit names: counted payloads with their lists, and states that joiners start from. Every machine that has
-the blob makes the same shares of it (erasure.py), keeps its own, and nobody sends one to anybody.
+Shards are made of the blobs that a commit names: counted payloads with their indexes, and states from which nodes join. Every
+host that has such a blob makes the same shards of it (erasure.py) and stores its own. No peer sends one unasked.
 
     leaf    SHA-256("dilocox-share-v1" ‖ 0 ‖ blob ‖ size, u64 ‖ shares, u32 ‖ needed, u32 ‖ index, u32 ‖ digest of the share)
 
-and over the leaves, in the order of their indices, a tree (protocol/tree.py). Of what a commit counts it hangs in larger ones
-(protocol/data_root.py), and the commit names the root of all: a share proves itself by the commit. No commit names that of a state:
-what shares under one root restore has the digest that the commit names, or that root was a lie, and another's shares are tried.
+A Merkle tree (protocol/tree.py) is over the leaves, in the order of their indices. For a counted blob it is part of larger
+trees (protocol/data_root.py), whose root the commit names: such a shard proves itself by the commit. No commit names a root
+for a state. A peer that restores a state compares its digest with the commit's, and tries the shards under another root where
+they differ.
 """
 
 import struct
@@ -47,85 +48,89 @@ __all__ = [
 ]
 
 UNIT_BYTES = 64 << 10
-"""Of a share in a stripe of the blob: so much of it is in memory, times the shares; it divides a chunk of a blob."""
+"""Bytes of a shard in a stripe of the blob. Memory holds one stripe of all shards; a chunk of a blob is a multiple."""
 GRAIN_BYTES = 16
-"""The last stripe is filled up to these: processors code whole words of them."""
+"""Multiple to which the last stripe is filled up: processors code whole words of these bytes."""
 
 LEAF_BYTES = 128
-"""Of a list, at most, for each stage, beside a byte for each tensor's norm."""
+"""Most bytes of a payload index for each stage, beside a byte for each tensor's norm."""
 
 SNAPSHOTS_KEPT = 2
-"""As of whole states: the newest may not be agreed on everywhere yet."""
+"""Snapshots of which shards are stored, as of whole states: peers may not agree on the newest yet."""
 
 
 class Code(NamedTuple):
-    """How a blob is cut."""
+    """Number of shards of a blob, and how many restore it."""
 
     shares: int
     needed: int
 
     @property
     def stripe(self) -> int:
-        """Bytes of the blob."""
+        """Return the bytes of a stripe of the blob."""
         return self.needed * UNIT_BYTES
 
     def units(self, size: int) -> Iterator[int]:
-        """Bytes of each share in each stripe of a blob of `size`."""
+        """Return the bytes of each shard in each stripe of a blob of `size`."""
         for begin in range(0, size, self.stripe):
             each = -(-min(self.stripe, size - begin) // self.needed)
             yield -(-each // GRAIN_BYTES) * GRAIN_BYTES
 
     def share_size(self, size: int) -> int:
-        """Bytes of each share of a blob of `size`."""
+        """Return the bytes of each shard of a blob of `size`."""
         whole, rest = divmod(size, self.stripe)
         return whole * UNIT_BYTES + sum(self.units(rest))
 
 
 class Named(NamedTuple):
-    """A blob that a commit names, and of which shares are kept."""
+    """Blob that a commit names, and of which peers store shards."""
 
     blob: bytes
     stage: int | None
-    """None: it is of no stage; everybody has it."""
+    """Stage; None: the blob belongs to no stage, and every host has it."""
     state: bool = False
-    """Of a state that joiners start from; else of what the commit counted."""
+    """True for a state from which nodes join, false for a counted blob."""
 
 
 def code_of(peers: int, part: float) -> Code | None:
-    """For as many peers as hold shares, `part` of which are to restore. None: there are not two."""
+    """Return the code for so many peers, `part` of whose shards restore; None for fewer than two."""
     shares = min(peers, limits.SHARES)
     return Code(shares, min(shares - 1, max(1, int(shares * part)))) if shares > 1 else None
 
 
 def code_in(manifest: Manifest, roster: Mapping[str, Cluster], stage: int | None) -> Code | None:
-    """Of what is of this stage, as a roster shares it. None: it does not."""
+    """Return the code of a stage's blobs on a roster; None: that roster makes no shards."""
     settings = manifest.availability
     return None if settings is None else code_of(len(hosts(roster, stage)), settings.needed_share)
 
 
 def hosts(roster: Mapping[str, Cluster], stage: int | None) -> list[str]:
-    """Who holds shares of what is of this stage: each box that hosts it, so that it had the blob; of what is of none, the leads.
-    `roster`: of the round in which it was made. Who came with the commit that names it did not have it."""
+    """Return the peers that store shards of a stage's blobs: each host of that stage, and for blobs of no stage the lead
+    hosts.
+
+    `roster`: of the round in which the blob was made. A cluster that joined with the commit that names it did not have it.
+    """
     if stage is None:
         return sorted(roster)
     return sorted({peer for cluster in roster.values() for peer in cluster.hosts_of(stage)})
 
 
 def order(commit: bytes, blob: bytes, peers: Iterable[str]) -> list[str]:
-    """Who holds the shares: the peer at place i has share i modulo their number. For each blob another order."""
+    """Return the peers in the order of their shards: the peer at place i stores shard i modulo their number. Each blob has
+    another order."""
     return sorted(peers, key=lambda peer: sha256(b"dilocox-share-order\0", commit, blob, peer.encode()))
 
 
 def share_of(commit: bytes, blob: bytes, peers: Sequence[str], me: str, code: Code) -> int | None:
-    """The index of this peer's share; None: it holds none."""
+    """Return the index of this peer's shard; None: it stores none."""
     return order(commit, blob, peers).index(me) % code.shares if me in peers else None
 
 
 def places(
     manifest: Manifest, roster: Mapping[str, Cluster], commit: bytes, ours: services.Share, me: str, peers: Iterable[str]
 ) -> dict[str, frozenset[int]]:
-    """Indices of the shares that these peers hold of a blob of which we hold this one, by peer; none of who holds none. Of which
-    stage the blob is stands nowhere: they are of all those of which ours would be."""
+    """Return the indices of the shards that these peers store of a blob of which we store this one, by peer. A peer without
+    any is left out. Our shard does not say of which stage the blob is: the indices are those for all stages that fit it."""
     found: dict[str, set[int]] = {}
     for stage in (None, *range(manifest.model.stages)):
         code, holding = code_in(manifest, roster, stage), hosts(roster, stage)
@@ -142,14 +147,15 @@ def leaf(blob: bytes, size: int, code: Code, index: int, digest: bytes) -> bytes
 
 
 def root_over(blob: bytes, size: int, code: Code, digests: Sequence[bytes]) -> bytes:
-    """Of the tree over the shares of a blob; `digests`: of the shares, in order."""
+    """Return the root of the tree over the shards of a blob. `digests`: of the shards, in order."""
     return tree.root([leaf(blob, size, code, index, digest) for index, digest in enumerate(digests)])
 
 
 def make_shares(
     blob: bytes, size: int, code: Code, digests: Sequence[bytes], way: Sequence[bytes] = ()
 ) -> list[services.Share]:
-    """Each with its proof; `digests`: of the shares, in order; `way`: siblings from the root over them to the one that is named."""
+    """Return the shards, each with its proof. `digests`: of the shards, in order; `way`: siblings from the root over them to
+    the named root."""
     over = tree.Tree([leaf(blob, size, code, index, digest) for index, digest in enumerate(digests)])
     root = tree.climb(over.root, way)
     return [
@@ -168,51 +174,52 @@ def make_shares(
 
 
 def check_share(share: services.Share, blob: bytes, largest: int = limits.BLOB_BYTES, root: bytes = b"") -> Code:
-    """What a peer says of its share of this blob, of at most `largest` bytes; `root`: that the chain names for it, where it does.
-    Raises RemoteError where it proves nothing."""
+    """Check a peer's shard of this blob, of at most `largest` bytes, and return its code. `root`: that the chain names for
+    it, if any. Raises RemoteError where it proves nothing."""
     if share.blob != blob:
-        raise RemoteError(pb.REASON_DIGEST_MISMATCH, "the share is of another blob")
+        raise RemoteError(pb.REASON_DIGEST_MISMATCH, "the shard is of another blob")
     if not 0 < share.needed < share.shares <= limits.SHARES or share.index >= share.shares:
-        raise RemoteError(pb.REASON_MALFORMED, f"share {share.index} of {share.shares}, {share.needed} of which restore")
+        raise RemoteError(pb.REASON_MALFORMED, f"shard {share.index} of {share.shares}, {share.needed} of which restore")
     if share.size > largest:
-        raise RemoteError(pb.REASON_OVERSIZE, f"a share of {share.size} bytes; the blob has at most {largest}")
+        raise RemoteError(pb.REASON_OVERSIZE, f"a shard of a blob of {share.size} bytes; the blob has at most {largest}")
     if root and share.root != root:
-        raise RemoteError(pb.REASON_DIGEST_MISMATCH, "the share is proved by another root than the commit's")
+        raise RemoteError(pb.REASON_DIGEST_MISMATCH, "the shard is proved by another root than the commit's")
     if len(share.proof) > limits.SHARE_PROOF or {len(each) for each in (share.digest, share.root, *share.proof)} != {32}:
-        raise RemoteError(pb.REASON_MALFORMED, "the proof of a share is not made of digests")
+        raise RemoteError(pb.REASON_MALFORMED, "the proof of a shard is not made of digests")
     code = Code(share.shares, share.needed)
     if tree.climb(leaf(blob, share.size, code, share.index, share.digest), share.proof) != share.root:
-        raise RemoteError(pb.REASON_DIGEST_MISMATCH, "the proof of a share does not lead to its root")
+        raise RemoteError(pb.REASON_DIGEST_MISMATCH, "the proof of a shard does not lead to its root")
     return code
 
 
 def chance(code: Code, samples: int, unanswered: int, part: float = 1.0) -> float:
-    """The probability that at most so many of the samples go unanswered, although of this part of the blobs fewer than `needed`
-    shares exist.
+    """Return the probability that at most so many samples go unanswered although fewer than `needed` shards exist of this
+    part of the blobs.
 
-    Samples are drawn with replacement, blob and share; each goes unanswered with q ≥ part · (shares − needed + 1) / shares then, so
-    it is at most Σ C(samples, i) qⁱ (1 − q)^(samples − i) over i ≤ unanswered.
+    Samples are drawn with replacement, blob and shard. Each then goes unanswered with q ≥ part · (shares − needed + 1) /
+    shares, so the probability is at most Σ C(samples, i) qⁱ (1 − q)^(samples − i) over i ≤ unanswered.
     """
     q = part * (code.shares - code.needed + 1) / code.shares
     return min(1.0, sum(comb(samples, i) * q**i * (1 - q) ** (samples - i) for i in range(unanswered + 1)))
 
 
 class Held(NamedTuple):
-    """A share that is kept, or could be."""
+    """Shard that is stored, or could be."""
 
     round: int
-    """Of the commit that names the blob."""
+    """Round of the commit that names the blob."""
     state: bool
     size: int
-    """Bytes of the share."""
+    """Size of the shard, bytes."""
     blob: bytes
 
 
 def worth_keeping(shares: Iterable[Held], head: int, rounds: int, most: int) -> set[bytes]:
-    """Of which blobs the shares are kept, so that they take at most so many bytes, the newest first. What was counted has half of
-    them, then states, each whole or not at all, then what was counted the rest: neither, however large, keeps the other out.
+    """Return the blobs whose shards are stored, the newest first, so that they take at most so many bytes.
 
-    `head`: the open round; `rounds`: for how many what was counted is kept.
+    Counted blobs have half of the bytes. States come next, each whole or not at all; counted blobs take what is left. So
+    neither kind, however large, displaces the other. `head`: the open round; `rounds`: for how many rounds shards of counted
+    blobs are stored.
     """
     here = sorted(set(shares), key=lambda share: (-share.round, share.blob))
     counted = [[share] for share in here if not share.state and head - rounds <= share.round < head]
@@ -224,8 +231,8 @@ def worth_keeping(shares: Iterable[Held], head: int, rounds: int, most: int) -> 
 
 
 def _keep_newest(keep: dict[bytes, int], groups: Iterable[Sequence[Held]], room: int) -> None:
-    """Those that fit into what is left of the room, up to the first that does not: who has more room keeps at least as many.
-    `groups`: newest first, each whole or not at all; `keep`: sizes by blob."""
+    """Add the groups that fit into the free bytes, up to the first that does not fit: a peer with more room stores at least
+    as many. `groups`: newest first, each whole or not at all; `keep`: sizes by blob."""
     left = room - sum(keep.values())
     for group in groups:
         more = {share.blob: share.size for share in group if share.blob not in keep}
@@ -236,12 +243,12 @@ def _keep_newest(keep: dict[bytes, int], groups: Iterable[Sequence[Held]], room:
 
 
 def counted_room(most: int) -> int:
-    """Of so many bytes those that states never take."""
+    """Return how many of so many bytes states never take."""
     return most // 2
 
 
 def most_shared(manifest: Manifest, roster: Mapping[str, Cluster], sizes: Iterable[int]) -> int:
-    """The bytes of all shares, at most, that a peer which hosts all stages keeps of what a round counted. `roster`: of the round;
+    """Return the most bytes of shards of one round's counted blobs, on a peer that hosts all stages. `roster`: of the round;
     `sizes`: of each cluster's payloads together."""
     codes = [code_in(manifest, roster, stage) for stage in (None, *range(manifest.model.stages))]
     needed = min((code.needed for code in codes if code is not None), default=0)
@@ -250,8 +257,11 @@ def most_shared(manifest: Manifest, roster: Mapping[str, Cluster], sizes: Iterab
 
 
 def kept_since(rounds: Iterable[tuple[int, int]], head: int, most: int) -> int:
-    """The first round of which everybody keeps its shares of what was counted, whatever states it has beside them; `head`, the open
-    one: it is none. `rounds`: with `most_shared` of each, newest first; `most`: bytes that a peer may keep."""
+    """Return the first round since which every peer has room for its shards of counted blobs, whatever states it has beside
+    them.
+
+    `head`, the open round, means none. `rounds`: with `most_shared` of each, newest first; `most`: bytes that a peer may use.
+    """
     left, first = counted_room(most), head
     for round, size in rounds:
         left -= size

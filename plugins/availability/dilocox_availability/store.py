@@ -1,9 +1,9 @@
-"""The shares that this peer keeps of blobs (shards.py): blobs of their own, beside them the proofs of what they are.
+"""Store of this peer's erasure shards (shards.py): each is a blob of its own, with its proof beside it.
 
-Proofs lie in batches, a file for all that was made at once, numbered: of two of one blob the later counts. A batch is on disk after
-its shares were written, and a share is removed before its batch, which goes with the last of them: so after any crash what is named
-and here is kept, what is named and not here is forgotten, and what nothing names goes. Shares themselves are not waited for: what a
-power cut took of them their digests tell, and they are made again where their blobs are here.
+Proofs are in numbered batches, one file for all shards that were made at once. Of two proofs of one blob the later counts. A
+batch is written after its shards. A shard is deleted before its batch, which is deleted with its last shard. After any crash
+a shard with a proof is valid, a proof without its shard is forgotten, and a shard without a proof is deleted. Nothing waits
+until shards are on disk: their digests show what a power cut took, and they are made again where their blobs are here.
 """
 
 import threading
@@ -29,9 +29,9 @@ __all__ = ["ShareStore", "code_root", "make_share", "share_bytes", "share_root"]
 def make_share(
     store: BlobStore, blob: bytes, code: Code, index: int, into: BlobStore, way: Sequence[bytes] = ()
 ) -> services.Share:
-    """Make a share of a blob that is here, and put it into another store; its proof, with the `way` from the root over all shares
-    to the one that is named. Blocking: reads the blob once, and makes all shares for the root over them. Raises FileNotFoundError
-    where the blob is not here."""
+    """Make a shard of a blob that is here, put it into another store, and return it with its proof. `way`: from the root over
+    all shards to the named root. Blocking: reads the blob once, and makes all shards for the root. Raises
+    FileNotFoundError where the blob is not here."""
     size, hashes = store.size(blob), _hashes(code)
     put = into.put((parts[index] for parts in _hashed(store, blob, size, code, hashes)), waits=False)
     share = make_shares(blob, size, code, [each.digest() for each in hashes], way)[index]
@@ -40,14 +40,14 @@ def make_share(
 
 
 def share_root(manifest: Manifest, roster: Mapping[str, Cluster], store: BlobStore, blob: bytes, stage: int | None) -> bytes:
-    """`code_root`, as this roster shares it; empty: it does not."""
+    """Return `code_root` with the code of this roster; empty where it makes no shards."""
     code = code_in(manifest, roster, stage)
     return b"" if code is None else code_root(store, blob, code)
 
 
 def code_root(store: BlobStore, blob: bytes, code: Code) -> bytes:
-    """Root over the shares of a blob that is here. Blocking: makes all of them, and keeps none. Raises FileNotFoundError where the
-    blob is not here."""
+    """Return the root over the shards of a blob that is here. Blocking: makes all shards, and stores none. Raises
+    FileNotFoundError where the blob is not here."""
     size, hashes = store.size(blob), _hashes(code)
     for _ in _hashed(store, blob, size, code, hashes):
         pass
@@ -59,7 +59,7 @@ def _hashes(code: Code) -> list[BlobHash]:
 
 
 def _hashed(store: BlobStore, blob: bytes, size: int, code: Code, hashes: Sequence[BlobHash]) -> Iterator[list[memoryview]]:
-    """The stripes of all shares, which go into their hashes."""
+    """Return the stripes of all shards, and add them to their hashes."""
     for parts in erasure.stripes(store.chunks(blob), size, code):
         for digest, part in zip(hashes, parts, strict=True):
             digest.update(part)
@@ -67,20 +67,20 @@ def _hashed(store: BlobStore, blob: bytes, size: int, code: Code, hashes: Sequen
 
 
 class ShareStore:
-    """Blocking, all of it. In any thread, but for `add`, which one at a time calls. A lock keeps what is kept in step with what
-    names it; nobody hashes or syncs while holding it."""
+    """Shards and their proofs. Every method blocks and may run in any thread, except that `add` has one caller at a time. A
+    lock holds shards and proofs in step; it is not held while hashing or syncing."""
 
     def __init__(self, folder: Path) -> None:
         self.store, self._proofs = BlobStore(folder), folder / "proofs"
         self._proofs.mkdir(exist_ok=True)
         self._kept: dict[bytes, tuple[services.Share, int]] = {}
-        """By the blob that each is of, with the number of its batch."""
+        """Shards by their blob, with the number of their batch."""
         self._in_batch: Counter[int] = Counter()
-        """How many of those each batch names."""
+        """Number of shards that each batch names."""
         self._named: Counter[bytes] = Counter()
-        """How many blobs have this share: two may have equal ones. Looked at for every blob that anybody asks this peer for."""
+        """Number of blobs by shard: two blobs may have equal shards. Every request for a blob reads it."""
         self.lost: set[int] = set()
-        """Rounds of which a share was found damaged, and let go: for who makes them to take off."""
+        """Rounds of which a damaged shard was deleted. The loop that makes shards removes them."""
         self._next, self._lock = 0, threading.Lock()
         self._read()
         self.store.sweep((self.store.digests() | self.store.partials()) - self._named.keys())
@@ -106,25 +106,25 @@ class ShareStore:
             return [share for share, _ in self._kept.values()]
 
     def get(self, blob: bytes) -> services.Share | None:
-        """What we keep of it; None: nothing, or it is damaged, and is made again where the blob is here."""
+        """Return the shard of a blob; None: it is not here, or it was damaged, and is made again where the blob is here."""
         while True:
             with self._lock:
                 found = self._kept.get(blob)
             if found is None or self.store.sound(found[0].digest):
                 return None if found is None else found[0]
             with self._lock:
-                if self._kept.get(blob) is found:  # no newer one came meanwhile
+                if self._kept.get(blob) is found:  # no newer one was added
                     self._let_go(*self._kept.pop(blob))
                     self.lost.add(found[0].round)
 
     def holds(self, digest: bytes) -> bool:
-        """Whether a blob is a share that we keep, here, and right."""
+        """Return whether a blob is a shard that we store, undamaged."""
         with self._lock:
             named = self._named[digest] > 0
         return named and self.store.sound(digest)
 
     def add(self, shares: Sequence[services.Share]) -> None:
-        """They are in our store already. Older ones of the same blobs go."""
+        """Add the proofs of shards that are in our store. Older shards of the same blobs are deleted."""
         if shares:
             number = self._next
             self._next += 1
@@ -142,7 +142,7 @@ class ShareStore:
             self._let_go(*before)
 
     def drop(self, share: services.Share) -> None:
-        """One that was made and is not to be kept."""
+        """Delete a shard that was made and has no proof here."""
         with self._lock:
             if not self._named[share.digest]:
                 self.store.remove(share.digest)
@@ -166,12 +166,12 @@ class ShareStore:
 
 
 def share_bytes(share: services.Share) -> int:
-    """On disk, without its proof."""
+    """Return the bytes of a shard on disk, without its proof."""
     return Code(share.shares, share.needed).share_size(share.size)
 
 
 def _parse(raw: bytes) -> list[services.Share]:
-    """Raises ValueError where it is not what we wrote."""
+    """Return the proofs of a batch. Raises ValueError where this store did not write it."""
     try:
         shares = list(services.Shares.FromString(raw).shares)
         for share in shares:

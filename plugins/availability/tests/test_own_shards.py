@@ -141,7 +141,7 @@ async def test_with_one_more_gone_nothing_is_made_up(tmp_path: Path):
         for sharer in sharers[PEERS // 2 + 1 :]:
             sharer.peer.store.sweep(sharer.peer.store.digests())
         one = sharers[-1].peer
-        with pytest.raises(RemoteError, match=r"2 of its shares are to be had, and 3 restore it"):
+        with pytest.raises(RemoteError, match=r"2 of its shards are available, and 3 restore it"):
             await one.exchange.applies.take(table.commits[1])
         assert not one.store.digests()
 
@@ -193,7 +193,7 @@ async def test_what_came_of_a_share_that_broke_off_does_not_stay(tmp_path: Path)
         lie = shares.make_shares(blob, len(raw), Code(2, 1), [liar.kept.store.put([raw])] * 2)[0]
         liar.kept.add([lie])
         liar.kept.store.path(lie.digest).write_bytes(raw[:-1] + b"x")
-        with pytest.raises(RemoteError, match="0 of its shares are to be had"):
+        with pytest.raises(RemoteError, match="0 of its shards are available"):
             await one.peer.shards.restorer.fetch(blob, NamedBy(1, state=True), None, one.peer.store, len(raw))
         assert not list((tmp_path / str(one.peer.number) / "restoring").iterdir())
 
@@ -274,7 +274,7 @@ async def test_those_are_asked_first_who_should_have_a_share_and_no_more_than_it
         other.holders.everybody, other.ask = restorer.holders.everybody, noting  # type: ignore[method-assign, assignment]
         asked.clear()
         one.store.remove(blob)
-        with pytest.raises(RemoteError, match="2 of its shares are to be had"):
+        with pytest.raises(RemoteError, match="2 of its shards are available"):
             await downloader.fetch(blob, [], by=NamedBy(1))
         assert [len(each) for each in asked] == [ASKED_AT_ONCE, ASKED_AT_ONCE, PEERS], "else everybody is asked"
 
@@ -323,7 +323,7 @@ async def test_samples_find_who_withholds(tmp_path: Path):
             found[sample.peer].add(sample.why)
         assert [len(found[name]) for name in names] == [1] * PEERS
         assert "does not send it" in found[names[1]].pop()
-        assert found[names[2]] == found[names[3]] == {"it shows no share of it that the commit proves, or cannot be reached"}
+        assert found[names[2]] == found[names[3]] == {"it shows no shard that the commit proves, or is not reachable"}
         assert found[names[4]] == found[names[5]] == {""}
 
 
@@ -347,7 +347,7 @@ async def test_a_share_under_another_root_is_no_answer_though_nobody_else_answer
         while identity(1).peer not in why:
             sample = await auditor.draw()
             why[sample.peer] = sample.why
-        assert why.pop(identity(1).peer) == "it shows no share of it that the commit proves, or cannot be reached"
+        assert why.pop(identity(1).peer) == "it shows no shard that the commit proves, or is not reachable"
 
 
 def test_what_was_sampled_is_told_with_its_chance(capsys: pytest.CaptureFixture[str]):
@@ -565,5 +565,5 @@ async def test_nobody_is_asked_for_shares_of_a_round_that_just_ended(tmp_path: P
         sampler = Sampler(*parts, Random(1))
         assert {(await sampler.draw()).round for _ in range(20)} == {1}, "of three"
         monkeypatch.setattr(probes, "SETTLED", 4)
-        with pytest.raises(ConfigError, match="no shares to ask for"):
+        with pytest.raises(ConfigError, match="no shards to ask for"):
             Sampler(*parts, Random(1))
