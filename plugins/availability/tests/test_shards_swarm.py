@@ -92,18 +92,23 @@ def newest_snapshot(last: int) -> int:
     return 1 + (last - 1) // 2 * 2
 
 
+def is_voted_on(swarm: Swarm, number: int) -> bool:
+    """Return whether the coordinator asked for votes on a round. It may then count payloads of which no peer made shards."""
+    return any(f"round {number}:" in line and "voting begins" in line for line in swarm.log("coordinator").splitlines())
+
+
 def stop_where_all_is_shared(swarm: Swarm, names: list[str]) -> int:
-    """The coordinator, so that no round closes whose shares nobody made; the last that it closed."""
+    """Kill the coordinator when all rounds that it counted have their shards; return the last round that it closed."""
     coordinator = swarm.testnet.coordinator
     while True:
         wait_for(lambda: all_is_shared(swarm, names), "all made their shares")
         swarm.testnet.kill(coordinator)
         wait_for(lambda: coordinator not in swarm.testnet.running(), "it is gone")
         last = max(row["round"] for row in json.loads(dilocox("rounds", "--home", str(coordinator.home), "--json")))
-        if all(max(counted(swarm, name)) == last for name in names):
+        if all(max(counted(swarm, name)) == last for name in names) and not is_voted_on(swarm, last + 1):
             wait_for(lambda: all_is_shared(swarm, names), "all made their shares")
             return last
-        swarm.testnet.start(coordinator)  # it took its last commit along: nobody has what that counts
+        swarm.testnet.start(coordinator)  # no peer has what its last commit or its open round counts
         swarm.wait_for_round(last + 1)
 
 
