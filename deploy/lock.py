@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 
@@ -22,19 +23,22 @@ FOR_TESTS = ("dev", "availability")
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 
-def plugin_requirements() -> str:
-    """Return the requirements of the settlement plugin and its tests, one a line: the gate compiles and runs the contract."""
-    project = tomllib.loads((ROOT / "plugins" / "settlement" / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["test"]]
-    return "\n".join(each for each in wanted if not each.startswith("dilocox"))
+def plugin_requirements(name: str, *extras: str) -> list[str]:
+    """Return the requirements of a plugin that are not of this project."""
+    project = tomllib.loads((ROOT / "plugins" / name / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *(each for extra in extras for each in project["optional-dependencies"][extra])]
+    return [each for each in wanted if not each.startswith("dilocox")]
 
 
-def compiled(*sources: str) -> list[str]:
-    """A requirement with its hashes each, by name; for every Python that we support, and to build with."""
-    arguments = ["pyproject.toml", *sources, "-c", "constraints.txt", "--generate-hashes", "--universal"]
+def compiled(requirements: Sequence[str], *options: str) -> list[str]:
+    """Return the project's requirements and these, each with its hashes, by name: for every Python that we support."""
     quiet = ["--no-annotate", "--no-header", "--quiet"]
-    command = [sys.executable, "-m", "uv", "pip", "compile", *arguments, *quiet]
-    found = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    with tempfile.NamedTemporaryFile("w", suffix=".in") as more:
+        more.write("\n".join(requirements))
+        more.flush()
+        arguments = ["pyproject.toml", more.name, *options, "-c", "constraints.txt", "--generate-hashes", "--universal", *quiet]
+        command = [sys.executable, "-m", "uv", "pip", "compile", *arguments]
+        found = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
     return [entry.rstrip() for entry in re.split(r"\n(?=\S)", found.stdout.strip())]
 
 
@@ -51,11 +55,11 @@ def cpu_wheel_hashes(torch: str) -> list[str]:
 
 
 def main() -> None:
-    with tempfile.NamedTemporaryFile("w", suffix=".in") as requirements:
-        requirements.write(plugin_requirements())
-        requirements.flush()
-        everything = compiled(requirements.name, *(f"--extra={extra}" for extra in FOR_TESTS))
-    image = compiled()
+    of_image = plugin_requirements("tee")
+    # The gate compiles and runs the contract of settlement.
+    of_tests = [*of_image, *plugin_requirements("settlement", "test")]
+    everything = compiled(of_tests, *(f"--extra={extra}" for extra in FOR_TESTS))
+    image = compiled(of_image)
     torch = next(entry for entry in image if entry.startswith("torch=="))
     hashes = [f"--hash=sha256:{digest}" for digest in cpu_wheel_hashes(torch)]
     with_cpu = " \\\n    ".join([torch.split()[0], *hashes])

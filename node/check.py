@@ -10,6 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dilocox.node.attest.kinds import asked_kinds, missing
 from dilocox.node.boxes.link import address_on, exposed
 from dilocox.node.data.check import check_corpus, check_whole, must_bring_own
 from dilocox.node.disk import disk_bytes, held_bytes, written
@@ -193,6 +194,8 @@ def of_part(manifest: Manifest, here: Here) -> Iterator[Finding]:
             f"{me} is not on the run's allow-list",
             "its owner must name that id, or name the --home that has another",
         )
+    elif lacking := missing(asked_kinds(manifest.attestation)):
+        yield Finding(Level.WRONG, "admission", "the run asks for evidence that cannot be made here", lacking)
     elif manifest.attestation.kinds:
         kinds = " or ".join(manifest.attestation.kinds)
         yield Finding(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from dilocox.node.api.server import Sources, create_node_app
 from dilocox.node.attendance import Attendance
 from dilocox.node.attest.attesters import choose_attester, no_attester
+from dilocox.node.attest.kinds import require_kinds
 from dilocox.node.attest.prover import Challenger, Prover, prove
 from dilocox.node.boxes.lead_line import LeadLine, hello_of
 from dilocox.node.boxes.link import address_on, exposed
@@ -367,10 +368,14 @@ async def _leave(workers: Workers, attendance: Attendance, kind: object, error: 
 
 
 def prover_for(settings: NodeSettings, home: DataDirectory, manifest: Manifest) -> Prover | None:
-    """Where the run asks for evidence: what this machine can give. A machine without any is refused by the coordinator."""
+    """Return what answers challenges where the run asks for evidence. The coordinator rejects a machine without any.
+
+    Raises ConfigError if a kind that the run asks for is not installed.
+    """
     kinds = manifest.attestation.kinds
     if not kinds:
         return None
+    require_kinds(manifest.attestation)
     version = metadata.version("dilocox")
     try:
         kind, attester = choose_attester(kinds, version, settings.simulated_measurement, settings.collateral)

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from bench.sections import merge, model_section
 from dilocox.protocol import chain, events, round, rules
 from dilocox.protocol.allowed import annotated, section_of
+from dilocox.protocol.attestation import AttestationError, Code
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.head import Head, initial_head, resting_on
 from dilocox.protocol.manifest import Manifest
@@ -379,3 +380,23 @@ class Family:
 def serve_also(service: PeerService, **changes: Any) -> None:
     """Have a server serve what it serves, with these changes."""
     service.serve(replace(service.run, **changes))
+
+
+def rejected(call: Callable[[], object], code: Code) -> str:
+    """Return why evidence is rejected. It must be, with this code."""
+    refused: AttestationError | None = None
+    try:
+        call()
+    except AttestationError as error:
+        refused = error
+    assert refused is not None, f"it was accepted, where {code} was expected"
+    assert refused.code == code, refused.detail
+    return refused.cause
+
+
+def flipped(raw: bytes, seed: int) -> bytes:
+    """Return bytes with one bit flipped."""
+    mutated = bytearray(raw)
+    bit = seed * 2654435761 % (8 * len(raw))
+    mutated[bit // 8] ^= 1 << bit % 8
+    return bytes(mutated)

@@ -4,7 +4,9 @@ import importlib.metadata
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.main import get_command
@@ -12,9 +14,16 @@ from typer.testing import CliRunner
 
 from dilocox.cli import main as cli
 from dilocox.cli import verbs
+from dilocox.cli.init import render_preset
 from dilocox.coordinator.store import STORES, parse_place
+from dilocox.node.attest import kinds
+from dilocox.node.attest.verify import verify_evidence
+from dilocox.node.daemon import prover_for
+from dilocox.protocol.attestation import Code, Evidence
 from dilocox.protocol.errors import ConfigError
 from dilocox.transport.archive.storage import SCHEMES, FolderStorage, open_storage
+from dilocox.transport.data_directory import DataDirectory
+from tests.helpers import manifest, rejected
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,9 +48,12 @@ def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Insta
     folder.mkdir()
     distributions = importlib.metadata.distributions
     monkeypatch.setattr(importlib.metadata, "distributions", lambda: distributions(path=[str(folder)]))
-    verbs.plugins.cache_clear()
+    caches = (verbs.plugins, kinds.plug_ins)
+    for cache in caches:
+        cache.cache_clear()
     yield Installed(folder)
-    verbs.plugins.cache_clear()
+    for cache in caches:
+        cache.cache_clear()
 
 
 def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[object, str]:
@@ -141,3 +153,43 @@ def test_url_in_an_error_shows_no_password(installed: Installed):
     with pytest.raises(ConfigError) as refused:
         parse_place("etcd://user:secret@127.0.0.1:1/x")
     assert "secret" not in str(refused.value)
+
+
+ATTESTED = """
+[attestation]
+kinds = ["{kind}"]
+[attestation.measurements]
+{kind} = ["{measurement}"]
+"""
+
+
+def test_kind_of_evidence_without_its_plugin_names_the_distribution(
+    installed: Installed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
+    rejected(lambda: verify_evidence(Evidence("tdx", b"quote"), 0), Code.UNKNOWN_KIND)
+    (tmp_path / "quote").write_bytes(b"quote")
+    run = tmp_path / "run.toml"
+    run.write_text(render_preset("tiny", "x", "ab" * 32) + ATTESTED.format(kind="tdx", measurement="ab" * 48))
+    for words in (
+        ("attest", "verify", "--kind", "tdx", "--blob", str(tmp_path / "quote")),
+        ("attest", "self"),
+        ("coordinator", str(run), "--home", str(tmp_path / "home")),
+    ):
+        code, error = said(monkeypatch, capsys, *words)
+        assert (code, "install dilocox-tee" in error) == (2, True), error
+
+
+@pytest.mark.parametrize(
+    ("section", "says"),
+    [
+        ({"kinds": ["tdx"]}, "install dilocox-tee"),
+        ({"kinds": ["simulated"], "require_gpu": True}, "'nvidia': install dilocox-tee"),
+        ({"kinds": ["made-up"]}, "installed: simulated"),
+    ],
+)
+def test_node_whose_run_asks_for_a_kind_that_is_not_installed_ends(
+    installed: Installed, section: dict, says: str, tmp_path: Path
+):
+    run = manifest(attestation=section)
+    with closing(DataDirectory(tmp_path)) as home, pytest.raises(ConfigError, match=says):
+        prover_for(SimpleNamespace(simulated_measurement=None, collateral=None), home, run)  # type: ignore[arg-type]
