@@ -78,9 +78,11 @@ class Here:
 
 
 def of_machine(manifest: Manifest, here: Here) -> Iterator[Finding]:
-    """Disk, port and data; of a node also devices and memory, what makes shares, and the interface of a cluster."""
+    """Yield findings of disk, port and data; of a node also of devices, memory, plugins, and the interface of a cluster."""
     if here.role is Role.NODE:
         yield from of_room(manifest, here.home, here.devices, here.accepts_wear)
+        if lacking := missing(asked_kinds(manifest.attestation)):
+            yield Finding(Level.WRONG, "attestation.kinds", lacking, "install it beside dilocox, and check again")
         if manifest.availability is not None:
             yield _coder()
             if manifest.rounds.start_clusters > 1:
@@ -194,8 +196,6 @@ def of_part(manifest: Manifest, here: Here) -> Iterator[Finding]:
             f"{me} is not on the run's allow-list",
             "its owner must name that id, or name the --home that has another",
         )
-    elif lacking := missing(asked_kinds(manifest.attestation)):
-        yield Finding(Level.WRONG, "admission", "the run asks for evidence that cannot be made here", lacking)
     elif manifest.attestation.kinds:
         kinds = " or ".join(manifest.attestation.kinds)
         yield Finding(

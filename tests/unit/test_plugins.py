@@ -18,9 +18,11 @@ from dilocox.cli.init import render_preset
 from dilocox.coordinator.store import STORES, parse_place
 from dilocox.node.attest import kinds
 from dilocox.node.attest.verify import verify_evidence
+from dilocox.node.check import Here, of_machine
 from dilocox.node.daemon import prover_for
 from dilocox.protocol.attestation import Code, Evidence
 from dilocox.protocol.errors import ConfigError
+from dilocox.protocol.findings import Level
 from dilocox.transport.archive.storage import SCHEMES, FolderStorage, open_storage
 from dilocox.transport.data_directory import DataDirectory
 from tests.helpers import manifest, rejected
@@ -193,3 +195,6 @@ def test_node_whose_run_asks_for_a_kind_that_is_not_installed_ends(
     run = manifest(attestation=section)
     with closing(DataDirectory(tmp_path)) as home, pytest.raises(ConfigError, match=says):
         prover_for(SimpleNamespace(simulated_measurement=None, collateral=None), home, run)  # type: ignore[arg-type]
+    here = Here(tmp_path, "127.0.0.1", 0, None, {}, None)
+    (finding,) = (each for each in of_machine(run, here) if each.about == "attestation.kinds")
+    assert (finding.level, says in finding.says) == (Level.WRONG, True)
