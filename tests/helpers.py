@@ -5,10 +5,11 @@ import hashlib
 import os
 import re
 import select
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
@@ -25,6 +26,9 @@ from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.standing import by_standing
 from dilocox.protocol.telling import Telling
 from dilocox.transport.serve import PeerService
+
+if TYPE_CHECKING:
+    import pytest
 
 COORDINATOR = Identity(b"\xc0" * 32)
 HEARS_CTRL_C = ("env", "--default-signal=INT")
@@ -400,3 +404,15 @@ def flipped(raw: bytes, seed: int) -> bytes:
     bit = seed * 2654435761 % (8 * len(raw))
     mutated[bit // 8] ^= 1 << bit % 8
     return bytes(mutated)
+
+
+def dilocox(monkeypatch: "pytest.MonkeyPatch", *words: object) -> int:
+    """Run the command with these words in this process, and return its exit code."""
+    from dilocox.cli import main as cli
+
+    monkeypatch.setattr(sys, "argv", ["dilocox", *map(str, words)])
+    try:
+        cli.main()
+    except SystemExit as left:
+        return int(left.code or 0)
+    raise AssertionError("the command did not exit")

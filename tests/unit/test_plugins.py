@@ -25,7 +25,7 @@ from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.findings import Level
 from dilocox.transport.archive.storage import SCHEMES, FolderStorage, open_storage
 from dilocox.transport.data_directory import DataDirectory
-from tests.helpers import manifest, rejected
+from tests.helpers import dilocox, manifest, rejected
 
 ROOT = Path(__file__).parents[2]
 
@@ -59,10 +59,8 @@ def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Insta
 
 
 def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[object, str]:
-    monkeypatch.setattr(sys, "argv", ["dilocox", *words])
-    with pytest.raises(SystemExit) as left:
-        cli.main()
-    return left.value.code, capsys.readouterr().err
+    code = dilocox(monkeypatch, *words)
+    return code, capsys.readouterr().err
 
 
 def test_help_without_plugins_lists_the_core_alone(installed: Installed):
