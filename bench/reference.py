@@ -115,7 +115,7 @@ API: Mapping[str, Callable[[], str]] = {
 
 ADVICE: Mapping[str, Callable[[], str]] = {
     "advice": advice_rows,
-    "well": lambda: figure("views/answers.py", "well  "),
+    "well": lambda: figure("views/answers.py", "healthy  "),
     "exits": exit_rows,
     "faults": fault_rows,
 }

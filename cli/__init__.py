@@ -3,4 +3,4 @@
 import os
 
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-"""Before gRPC is loaded: else everybody who sends us junk instead of TLS writes a line of our log, as often as they like."""
+"""gRPC reads it on import: without it every peer that sends invalid TLS adds a line to the log, as often as it likes."""

@@ -1,6 +1,6 @@
-"""`dilocox owner appoint PEER RUN.toml`: the owner appoints another coordinator, or after a fork the chain that is the run's.
+"""`dilocox owner appoint PEER RUN.toml`: the owner appoints another coordinator, or chooses one chain after a fork.
 
-Where all peers are gone, the run's archive has the chain, and the state from which the run goes on.
+If all peers are lost, the run's archive has the chain and the state to continue from.
 """
 
 import tempfile
@@ -50,11 +50,11 @@ app.callback()(lambda: None)
 
 @dataclass(frozen=True)
 class Named:
-    """What an appointment names of a chain."""
+    """Chain facts that an appointment names."""
 
     chain: ChainFile
     place: str
-    """Where the chain is from."""
+    """Source of the chain."""
     round: int
     """The first that the new coordinator closes."""
     state: bytes
@@ -62,7 +62,7 @@ class Named:
 
 
 def newest_chain(home: Path | None, run_id: bytes) -> Path | None:
-    """Of this run, among the folders of daemons on this machine: of the newest term, the longest."""
+    """Return the run's chain among the folders of daemons on this machine: the newest term, then the longest."""
     found = [path for folder in known_homes(home) for path in find_chains(folder) if path.parent.name == run_id.hex()[:16]]
 
     def age(path: Path) -> tuple[int, int]:
@@ -98,7 +98,7 @@ def appoint(
     """Appoint another coordinator, from the chain in a daemon's folder or in the run's archive; writes RUN.chain, which makes PEER
     the coordinator.
 
-    The commits before are the run's; others, such as those of a second chain, are set aside by every node that follows it.
+    Earlier commits of that chain are the run's; every node that follows PEER sets all others aside, such as those of a fork.
     """
     try:
         key_of_peer(peer)
@@ -149,7 +149,7 @@ def _seal(owner: Identity, peer: str, named: Named) -> Statement[pb.Appointment]
 
 @contextmanager
 def _here(run_file: Path, home: Path | None, round: int | None) -> Iterator[Named]:
-    """From a daemon's folder."""
+    """Yield the facts from a daemon's folder."""
     manifest = read_run(run_file)
     path = newest_chain(home, manifest.run_id)
     if path is None:
@@ -163,7 +163,7 @@ def _here(run_file: Path, home: Path | None, round: int | None) -> Iterator[Name
 
 @contextmanager
 def _archived(run_file: Path, place: ArchivePlace, round: int | None) -> Iterator[Named]:
-    """From the run's archive. Raises LocalError or RemoteError where it cannot be read."""
+    """Yield the facts from the run's archive. Raises LocalError or RemoteError if it cannot be read."""
     archive = open_archive(place.url, place.key, read_run(run_file).run_id if run_file.is_file() else None)
     head = some_head(archive)
     manifest = archived_manifest(archive, head)

@@ -1,4 +1,4 @@
-"""`dilocox archive --join LINK --archive URL`: keep what a run needs to begin again when all its peers are gone."""
+"""`dilocox archive --join LINK --archive URL`: store what a run needs to start again after the loss of all peers."""
 
 import logging
 from pathlib import Path
@@ -52,8 +52,8 @@ def archive(
     ] = False,
     data: DataOption = None,
 ) -> None:
-    """Keep a run's archive: its chain, states, data, and payloads by choice. Trains nothing, needs no GPU. Where the run names this
-    peer in `run.relays`, it also keeps what peers push that cannot be dialled, as `dilocox relay` does."""
+    """Archive a run: its chain, states, data, and optionally payloads. It trains nothing, and needs no GPU. If the run names
+    this peer in `run.relays`, it also stores uploads of unreachable peers, as `dilocox relay` does."""
     peer.begin()
     if key is not None and plain:
         raise ConfigError("--archive-key seals the archive and --archive-plain does not: say one of them")

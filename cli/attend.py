@@ -20,7 +20,7 @@ WaitOption = Annotated[bool, typer.Option("--wait/--no-wait", help="Return when 
 
 
 def pause(now: NowOption = False, wait: WaitOption = True, home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Take no part until `dilocox resume`: finish the round, leave the roster, free the devices. The daemon goes on."""
+    """Pause until `dilocox resume`: finish the round, leave the roster, free the devices. The daemon continues to run."""
     folder = _ask("pause", now, home, as_json)
     with working("finishing the round"):
         while wait and running_daemon(folder) is not None and api_call(folder, "/v1/status")["state"] == "finishing":
@@ -28,7 +28,7 @@ def pause(now: NowOption = False, wait: WaitOption = True, home: HomeOption = No
 
 
 def resume(home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Take part again: from the boundary of the last phase, with what no commit has taken of its work."""
+    """Take part again, from the checkpoint of the last phase and with its uncommitted work."""
     _ask("resume", False, home, as_json)
 
 
@@ -41,7 +41,7 @@ def leave(now: NowOption = False, wait: WaitOption = True, home: HomeOption = No
 
 
 def _ask(what: str, now: bool, home: Path | None, as_json: bool) -> Path:
-    """The folder of the node that was asked, once it said what it does."""
+    """Return the folder of the node that confirmed the request."""
     if api_address(home) is not None:
         fail(f"--home {home}: who may {what} a node shows it by api.key in its folder", Exit.USAGE, "name the node's folder")
     facts = find_daemon(home)

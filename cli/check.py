@@ -48,11 +48,11 @@ __all__ = ["check"]
 
 MARKS = {Level.FINE: ("ok", "green"), Level.ODD: ("odd", "yellow"), Level.WRONG: ("wrong", "bold red")}
 FOLDERS = {Role.NODE: "node", Role.RELAY: "relay", Role.ARCHIVE: "archive"}
-"""Without --home: where each of them keeps its own."""
+"""Default folder by role, without --home."""
 SAID = ("COMMANDLINE", "ENVIRONMENT")
-"""Where an option comes from that somebody said, as click names it."""
+"""Sources of an option that a person set, as click names them."""
 EXAMPLES = "llama-10m"
-"""The preset whose value of a key is shown beside a wrong one."""
+"""Preset that supplies the example beside a wrong value."""
 
 
 @grouped
@@ -77,7 +77,7 @@ def check(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Look at a run and this machine before they meet: all findings, then the verdict. Exits with 5 where something is wrong."""
+    """Check a run and this machine before a start: all findings, then the verdict. Exits with 5 if something is wrong."""
     here = replace(_here(role, own, home, host, port, devices, data, cluster_interface), accepts_wear=accept_wear)
     found = [_versions()]
     if run is None:
@@ -102,7 +102,7 @@ def check(
 
 
 def _command(context: typer.Context, verb: str, words: str) -> str:
-    """With what was said to this one and that one knows too; a coordinator has a folder and a port of its own."""
+    """Return a command with the options of this one that it also knows. A coordinator has its own folder and port."""
     root: Any = context.find_root().command
     takes = {flag for option in root.commands[verb].params for flag in option.opts}
     takes -= {"--home", "--port"} if verb == "coordinator" else set()
@@ -189,7 +189,7 @@ def _of_file(path: Path, here: Here, weights: Path | None, bar: Working) -> Iter
 
 
 def _fault(text: str, path: str, why: str) -> Finding:
-    """With its line, and what stands there in a file that is right."""
+    """Return a finding with its line, and an example of a right value."""
     line = _line(text, path)
     example = _example(path)
     return Finding(
@@ -201,7 +201,7 @@ def _fault(text: str, path: str, why: str) -> Finding:
 
 
 def _line(text: str, path: str) -> int | None:
-    """Return the 1-based line of a key; of the nearest key or table that holds it where it does not stand there."""
+    """Return the 1-based line of a key; if it is absent, that of the nearest key or table that contains it."""
     table, found, nearest = "", None, 0
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split("#")[0].strip()
@@ -215,7 +215,7 @@ def _line(text: str, path: str) -> int | None:
 
 
 def _example(path: str) -> str:
-    """Of the key, as a preset has it; empty where it does not."""
+    """Return an example of the key from a preset; empty if it has none."""
     value = tomllib.loads((files("dilocox.node.presets") / f"{EXAMPLES}.toml").read_text())
     for part in path.split("."):
         value = value.get(part, {}) if isinstance(value, dict) else {}
@@ -225,14 +225,14 @@ def _example(path: str) -> str:
 
 
 def _lie(manifest: Manifest, store: BlobStore) -> str:
-    """Where the run's data are, and what they take of a node's disk."""
+    """Return where the run's data are, and the disk space they need at a node."""
     corpus = corpus_in(store, bytes.fromhex(manifest.data.digest))
     size = sum(size for _, size in corpus.blobs) if corpus is not None else 0
     return f"lie in {store.folder}: {size / 1e6:,.1f} MB, which a node without a copy fetches as it reads them"
 
 
 def _served(manifest: Manifest, path: Path, here: Here, weights: Path | None) -> Iterator[Finding]:
-    """What a coordinator hands out: the owner's signature, data, imported weights."""
+    """Yield findings about what a coordinator serves: signature, data, imported weights."""
     key = beside(path, ".key")
     signs = key.is_file() and load_identity(key).peer
     if signs == manifest.owner:

@@ -1,4 +1,4 @@
-"""What the verbs share: where the daemon is, JSON or tables, errors and exit codes."""
+"""Common parts of the commands: finding the daemon, JSON or tables, errors and exit codes."""
 
 import errno
 import ipaddress
@@ -71,11 +71,10 @@ __all__ = [
 
 API_SECONDS = 10.0
 CODES = {Exit.UNEXPECTED: "ours", Exit.USAGE: "usage", Exit.NOT_RUNNING: "not-running"}
-"""Of what has no other."""
+"""Error codes of exits that have no other."""
 ANOTHER_API = "the daemon's log says where its API is; --port and --dht-port are others"
 
-# Off a terminal a table keeps its width: somebody greps it.
-# No markup: what is printed holds names that strangers chose.
+# Off a terminal a table has a fixed width, for grep. No markup: output contains names that unknown peers chose.
 console = Console(width=None if sys.stdout.isatty() else 250, markup=False)
 errors = Console(stderr=True, width=None if sys.stderr.isatty() else 250, markup=False)
 
@@ -106,12 +105,12 @@ HostOption = Annotated[
     str, typer.Option(callback=lambda text: _reached_at(text), help="Address by which others reach this machine.")
 ]
 DEVICES = {"min": 1, "max": limits.STAGES}
-"""Of a box: each holds a stage at least."""
+"""Bounds of the devices of a host: each device runs at least one stage."""
 PORTS = {"min": 0, "max": 65_535}
 
 
 class FirstPorts(NamedTuple):
-    """Ports of a daemon that was told none: fixed, so that a router and a link can name them. 0: any free one."""
+    """Default ports of a daemon: fixed, so that a router and a link can name them. 0: any free port."""
 
     grpc: int = 0
     dht: int = 0
@@ -222,7 +221,7 @@ def shown(text: str) -> str:
 
 
 def read_link(text: str) -> JoinLink:
-    """A join link, or @FILE that holds it. Raises ConfigError."""
+    """Return a join link, given directly or as @FILE. Raises ConfigError."""
     try:
         return JoinLink.parse(read_named(Path(text[1:]), piped=True) if text.startswith("@") else text)
     except (OSError, UnicodeDecodeError) as error:
@@ -240,7 +239,7 @@ def read_run_text(run_file: Path) -> str:
 
 
 def beside(run_file: Path, ending: str) -> Path:
-    """What lies beside a run file under its name, such as the owner's key. Raises ConfigError where it has none."""
+    """Return a file beside a run file with the same name, such as the owner's key. Raises ConfigError if there is none."""
     if not run_file.name:
         raise ConfigError(f"{run_file} is a folder: name a file in it, such as {run_file / 'my-run.toml'}")
     return run_file.with_suffix(ending)
@@ -263,7 +262,7 @@ def read_run(run_file: Path) -> "Manifest":
 
 
 def set_up_logging(verbose: bool) -> None:
-    """To stderr: in colour on a terminal, one plain line per record elsewhere."""
+    """Log to stderr: coloured on a terminal, one plain line per record elsewhere."""
     level = logging.DEBUG if verbose else logging.INFO
     logging.basicConfig(level=level, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
     for noisy in ("aiohttp", "asyncio", "hivemind", "urllib3"):
@@ -296,13 +295,13 @@ def kept_homes(home: Path | None) -> list[Path]:
 
 
 def api_address(home: Path | None) -> str | None:
-    """Where an API answers, if that is what was said instead of a folder."""
-    said = re.fullmatch(r"(https?):/{1,2}([^/]+)/?", str(home))  # of two slashes a Path keeps one
+    """Return the API address, if the option names one instead of a folder."""
+    said = re.fullmatch(r"(https?):/{1,2}([^/]+)/?", str(home))  # a Path keeps one of two slashes
     return f"{said[1]}://{said[2]}" if said is not None else None
 
 
 def some_daemon(home: Path | None) -> dict[str, Any] | None:
-    """The first running daemon among `known_homes`; or that which answers at the address that was said."""
+    """Return the first running daemon among `known_homes`, or the one at the named address."""
     if (address := api_address(home)) is not None:
         return {"api": address, "role": "there", "home": str(home)}
     for folder in known_homes(home):
@@ -328,7 +327,7 @@ def has_ended(home: Path | None) -> bool:
 
 
 def telling_daemon(home: Path | None) -> dict[str, Any] | None:
-    """`some_daemon`, where it has got so far that it can tell of its run."""
+    """Return `some_daemon`, once it can describe its run."""
     facts = some_daemon(home)
     return facts if facts is not None and facts["role"] != "waiting" else None
 
@@ -384,7 +383,8 @@ def api_call(home: Path | None, path: str, method: str = "GET") -> Any:
 
 
 def no_answer(url: str, error: OSError) -> NoReturn:
-    """Say that nothing answers where a daemon's API was named, and exit. Who takes a call and then says nothing is there."""
+    """Report that nothing answers at a daemon's API, and exit. A daemon that accepts a call and then stays silent is
+    reported as such."""
     why = getattr(error, "reason", error)
     there = "it is there, and stands still or has too much to do: look at its log, and at what `ps` says of it"
     do = there if isinstance(error, TimeoutError) else do_about("not-running")
@@ -408,7 +408,7 @@ def stranger(url: str, why: str) -> NoReturn:
 
 
 def _operator(home: Path) -> dict[str, str]:
-    """What says that this is the daemon's operator; nothing where it has no such key, or it is not ours to read."""
+    """Return the header that proves the daemon's operator; empty if the folder has no key, or it is not readable."""
     from dilocox.transport.data_directory import API_KEY  # loads slowly
 
     try:

@@ -1,4 +1,4 @@
-"""Options of daemons from a file, and `dilocox config show VERB …`: what a daemon would be told, and by whom.
+"""Options of daemons from a file, and `dilocox config show VERB …`: the options of a daemon and their sources.
 
 Precedence: default < file < environment < flag.
 """
@@ -22,14 +22,14 @@ __all__ = ["ConfigOption", "app", "validated"]
 
 ORIGINS = {"COMMANDLINE": "flag", "ENVIRONMENT": "environment", "DEFAULT_MAP": "file"}
 SECRET: dict[str, Callable[[str], Any]] = {"notify": parse_notice}
-"""Options whose value may hold a secret: what is shown of it has a name."""
+"""Options whose value may contain a secret; only its public part is printed."""
 DAEMONS = ("node", "coordinator", "relay", "archive")
 
 app = typer.Typer(help="What a daemon is told, and by whom.", no_args_is_help=True)
 
 
 def _read(context: typer.Context, path: Path | None) -> Path | None:
-    """Has a file's values stand for what nobody says. Raises ConfigError."""
+    """Use a file's values as defaults. Raises ConfigError."""
     if path is None:
         return None
     try:
@@ -61,8 +61,7 @@ ConfigOption = Annotated[
 
 
 def validated(parse: Callable[[Any], Any]) -> Callable[[typer.Context, typer.CallbackParam, Any], Any]:
-    """For an option's `callback`: what it says is refused by whoever reads it, also where it is only shown. `parse` raises
-    ConfigError."""
+    """Return a callback that validates an option with its reader, also if it is only printed. `parse` raises ConfigError."""
 
     def check(context: typer.Context, param: typer.CallbackParam, value: Any) -> Any:
         try:
@@ -77,7 +76,7 @@ def validated(parse: Callable[[Any], Any]) -> Callable[[typer.Context, typer.Cal
 
 @app.callback()
 def _config() -> None:
-    """What a daemon is told, and by whom."""
+    """Show the options of a daemon, and their sources."""
 
 
 @app.command("show", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
@@ -86,7 +85,7 @@ def show(
     verb: Annotated[str, typer.Argument(help=f"One of {', '.join(DAEMONS)}, and what you would say to it.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Each option of a daemon, its value, and where that comes from: default, file, environment or flag."""
+    """Show each option of a daemon, its value and its source: default, file, environment or flag."""
     if verb not in DAEMONS:
         fail(f"{verb!r} is no daemon", Exit.USAGE, f"one of {', '.join(DAEMONS)}")
     root: Any = context.find_root().command

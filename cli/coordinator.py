@@ -98,7 +98,7 @@ def show_link(file: Path | None, link: JoinLink) -> None:
 
 
 def _look_at(manifest: Manifest) -> None:
-    """Says what is odd in the run. Raises ConfigError where it cannot go on."""
+    """Log unusual settings of the run. Raises ConfigError if it cannot continue."""
     found = of_run(manifest)
     for finding in found:
         log.log(logging.WARNING if finding.level is Level.ODD else logging.ERROR, "%s: %s", finding.about, finding.says)
@@ -108,8 +108,8 @@ def _look_at(manifest: Manifest) -> None:
 
 
 def data_to_serve(manifest: Manifest, folders: Folders) -> BlobStore | None:
-    """Where the run's corpus lies, by `--data` or in the library; None: not here. Raises ConfigError where another one lies in the
-    folder that was named, or it does not fit the model."""
+    """Return the store with the run's corpus, from `--data` or the library; None: no copy here. Raises ConfigError if the
+    named folder contains another corpus, or one that does not fit the model."""
     built, digest = library(manifest.data.name), bytes.fromhex(manifest.data.digest)
     store = named_store(manifest.data, folders) or (BlobStore(built) if built.is_dir() else None)
     corpus = corpus_in(store, digest) if store is not None else None
@@ -120,8 +120,9 @@ def data_to_serve(manifest: Manifest, folders: Folders) -> BlobStore | None:
 
 
 def weights_to_serve(manifest: Manifest, named: Path | None) -> BlobStore | None:
-    """Where the run's imported weights lie, by `--weights` or where `dilocox init --from` put them; None: not here, or the run has
-    none. Raises ConfigError where it is not in the folder that was named, or does not fit the model."""
+    """Return the store with the run's imported weights, from `--weights` or the folder of `dilocox init --from`. None: no
+    copy here, or the run has none. Raises ConfigError if the named folder does not contain them, or they do not fit the
+    model."""
     model, folder = manifest.model, named or weights_library()
     root = model.imported
     if not root:

@@ -64,7 +64,7 @@ def build_corpus(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a corpus: tokens in shards, and the digest that a run names. The same files in the same order make the same
+    """Make a corpus: tokens in data shards, and the digest that a run names. The same files in the same order give the same
     digest anywhere."""
     if not re.fullmatch(NAME, name):
         fail(f"{name} is no name", Exit.USAGE, "letters, digits, dots, dashes and underscores, such as wikitext-103")
@@ -137,7 +137,7 @@ def show(
     place: Annotated[str, typer.Argument(metavar="NAME|DIR", help="A corpus that `data build` made.")],
     as_json: JsonOption = False,
 ) -> None:
-    """What a corpus holds; every file of it is checked."""
+    """Show what a corpus contains; every file of it is checked."""
     folder = Path(place) if (Path(place) / DIGEST).is_file() else library(place)
     digest = last_built(folder)
     with working("reading and checking every file"):
@@ -151,12 +151,12 @@ def free(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove what a node fetched of the data of runs that have finished. Corpora that `data build` made stay."""
+    """Remove fetched data of finished runs. Corpora that `data build` made stay."""
     folder = home or base_folder() / "node"
     if not find_chains(folder):
         errors.print(f"no run under {folder}: nothing to free", highlight=False, markup=False, soft_wrap=True)
         raise typer.Exit
-    with closing(DataDirectory(folder)):  # no daemon runs there meanwhile
+    with closing(DataDirectory(folder)):  # no daemon runs there during the write
         store = BlobStore(folder / "data")
         shelves = held(folder, store)
         gone = [shelf for shelf in shelves if not shelf.needed_by]

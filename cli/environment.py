@@ -42,7 +42,7 @@ class Root(TyperGroup):
             self.commands = loaded
 
     def invoke(self, ctx: Any) -> Any:
-        """Raises ConfigError where the environment holds what is no option, or a file what an option does not take."""
+        """Run the command. Raises ConfigError if an environment variable names no option, or a file sets a wrong value."""
         if "--help" not in ctx.args and any(map(_looks_like_one, os.environ)):
             here = [name for name in self.commands if name in VERBS or name in ctx.args[:1]]
             options = itertools.chain.from_iterable(_options(self.commands[name], name) for name in here)
@@ -88,7 +88,7 @@ def verbs(command: Any, words: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def long_flag(option: Any) -> str | None:
-    """None: an argument, or an option of every command."""
+    """Return the option's long flag. None: an argument, or an option of every command."""
     return next((each for each in option.opts if each.startswith("--") and each not in WITHOUT), None)
 
 
@@ -100,7 +100,7 @@ def _options(command: Any, words: str = "") -> Iterator[tuple[str, str, Any]]:
 
 
 def said_in(context: Any, param: Any) -> str:
-    """The file that says an option's value, and its key, as a sentence begins with them; empty where another does."""
+    """Return the file and key that set an option's value, to begin a sentence with; empty if another source did."""
     source = context.get_parameter_source(param.name)
     if source is None or source.name != "DEFAULT_MAP":
         return ""

@@ -30,7 +30,7 @@ from dilocox.transport.event_log import QUIET_SECONDS, read_events
 __all__ = ["events"]
 
 SILENCE_SECONDS = 6 * QUIET_SECONDS
-"""A stream that says nothing for so long is broken."""
+"""A stream that is silent for longer is broken."""
 
 
 def events(
@@ -39,10 +39,10 @@ def events(
     home: AskOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, an event a line.")] = False,
 ) -> None:
-    """What happened, oldest first: rounds, who joined and left, who was not counted and why."""
+    """Show events, oldest first: rounds, clusters that joined and left, clusters not counted and why."""
     told = False
     for event in _events(home, since, follow):
-        if event["id"] <= since and not follow:  # a daemon whose log began anew tells all of it
+        if event["id"] <= since and not follow:  # a daemon whose log started again sends all of it
             break
         told = True
         if as_json:
@@ -71,7 +71,7 @@ def _events(home: Path | None, since: int, follow: bool) -> Iterator[dict[str, A
 
 
 def _stream(url: str) -> Iterator[dict[str, Any]]:
-    """Of server-sent events."""
+    """Yield server-sent events."""
     try:
         with urllib.request.urlopen(url, timeout=SILENCE_SECONDS) as response:
             if response.headers.get_content_type() != "text/event-stream":

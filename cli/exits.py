@@ -1,4 +1,4 @@
-"""What the command exits with."""
+"""Exit codes of the command."""
 
 from enum import IntEnum
 
@@ -6,7 +6,7 @@ __all__ = ["Exit"]
 
 
 class Exit(IntEnum):
-    """With a sentence for docs/operations.md."""
+    """Exit code, with a sentence for docs/operations.md."""
 
     says: str
 

@@ -53,7 +53,7 @@ __all__ = [
 @dataclass(frozen=True)
 class Exported:
     round: int
-    """Whose starting state it is."""
+    """Round whose starting state it is."""
     evaluation_loss: float | None
     trained: bool = True
     """True where a round before it counted a cluster."""
@@ -83,8 +83,8 @@ def export(
     data: DataOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write the committed model as a Hugging Face folder: weights, config, tokenizer, and a card that says who trained it. With
-    --join it is read from the run: from any machine, and where this machine's folder has some of its stages only."""
+    """Write the committed model as a Hugging Face folder: weights, config, tokenizer, model card. With --join
+    it is read from the run's peers: on any machine, also beside a node with some of the stages only."""
     if every is not None:
         if archive or archive_key or round is not None or evaluate:
             fail(
@@ -125,8 +125,8 @@ def export(
 
 @contextmanager
 def _whole(target: Path) -> Iterator[Path]:
-    """Where to write, so that the folder is there once all of it is; one that is there already, and empty, is filled as it is (it
-    may be a volume)."""
+    """Yield the folder to write to, so that the target appears complete. An existing empty folder is filled directly: it
+    may be a volume."""
     if target.exists():
         yield target
         return
@@ -158,7 +158,7 @@ def write_model(
 
 
 async def fetch_model(reader: Reader, round: int | None, folders: Folders, adapter: bool) -> int:
-    """What writing it takes, from the run; the round whose starting state it is. Raises LocalError."""
+    """Fetch what the model needs from the run. Return the round whose starting state it is. Raises LocalError."""
     if not folders:
         await reader.tokenizer()
     if not adapter:
@@ -169,7 +169,7 @@ async def fetch_model(reader: Reader, round: int | None, folders: Folders, adapt
 def write_held(
     folder: Path, path: Path, round: int | None, folders: Folders, bar: Working, evaluate: bool = False, adapter: bool = False
 ) -> Exported:
-    """`write_model` of what lies beside the chain at `path`, where a daemon may train on, and give up older states."""
+    """Run `write_model` on the files beside the chain at `path`. A daemon may train on meanwhile, and delete older states."""
     for left in reversed(range(ATTEMPTS)):
         try:
             return _write_held(folder, path, round, folders, bar, evaluate, adapter)
@@ -206,19 +206,19 @@ def _write_held(
 
 
 ATTEMPTS = 5
-"""At a newest state, which lies on a node's disk for two rounds."""
+"""Most tries with a newest state, which a node stores for two rounds."""
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """What of a run becomes a model."""
+    """State of a run that becomes a model."""
 
     round: int
-    """Whose starting state it is."""
+    """Round whose starting state it is."""
     stages: list[bytes]
     """The state's digests."""
     adapter: bool
-    """What a run on adapters trained, alone."""
+    """True for the adapter alone, of a run that trained one."""
     card: str
 
 
@@ -250,7 +250,7 @@ def choose(chain: ChainFile, store: BlobStore, round: int | None, adapter: bool,
 
 
 def _write(chosen: Chosen, manifest: Manifest, store: BlobStore, folder: Path, place: Path, bar: Working) -> None:
-    """`place`: where the run's tokenizer lies."""
+    """Write the model. `place`: folder of the run's tokenizer."""
     corpus, tokenizer = _tokenizer_of(manifest, place)
     bar.begin("writing the model", len(chosen.stages))
     from dilocox.node.outer.export import Vocabulary, export_adapter, export_model  # torch loads only here
@@ -281,8 +281,8 @@ def held_stages(root: bytes, stages: int, store: BlobStore) -> list[bytes]:
 
 
 def _corpus_folder(manifest: Manifest, folders: Folders, *here: Path) -> Path:
-    """Where the run's corpus lies, or its document and tokenizer alone: as named, else `here`, else where it was built. Raises
-    ConfigError."""
+    """Return the folder of the run's corpus, or of its document and tokenizer: the named one, else `here`, else where it
+    was built. Raises ConfigError."""
     name, digest = manifest.data.name, bytes.fromhex(manifest.data.digest)
     if folders and name not in folders:
         raise ConfigError(f"the run's data are called {name}, not {', '.join(folders)}: write --data {name}=DIR")

@@ -1,4 +1,4 @@
-"""`dilocox generate`: a quick look at what was trained."""
+"""`dilocox generate`: text from a model, to see what it learned."""
 
 import tempfile
 from pathlib import Path

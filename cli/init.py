@@ -34,7 +34,7 @@ __all__ = ["averaging", "init", "preset_names", "render_preset"]
 
 VOCABULARY_UNIT = 64
 MACHINES = 2
-"""That begin a run where nobody says another number."""
+"""Machines that begin a run, without another number."""
 QUORUM = 2
 """Clusters that a round needs to count anybody, where so many begin the run."""
 CHAT = "loss_mask = true          # conversations: what is answered is trained on, and evaluated"
@@ -58,7 +58,7 @@ AVERAGING = (
         "entropy_coding = true\n",
     ),
 )
-"""What presets have that belongs together, and what stands instead where it was not measured."""
+"""Lines of presets that belong together, and their replacement for models that were not measured."""
 PRIVATE = "private = true            # each cluster brings its own: dilocox node --private DIR"
 
 
@@ -90,7 +90,7 @@ def render_preset(
 
 
 def _set_count(text: str, key: str, count: int) -> str:
-    """Replace the number of a key, and keep its comment in its column."""
+    """Replace the number of a key; its comment stays in its column."""
     return re.sub(rf"^{key} = \d+", f"{key} = {count}", text, count=1, flags=re.MULTILINE)
 
 
@@ -211,7 +211,7 @@ def init(
 
 
 def averaging(text: str) -> str:
-    """A preset's text with what stands instead; that of the paper's preset, which has none of it, as it is."""
+    """Return a preset's text with plain averaging. The paper's preset stays as it is."""
     for pattern, instead in AVERAGING:
         text = re.sub(pattern, instead, text, count=1, flags=re.MULTILINE)
     return text
@@ -282,14 +282,14 @@ def _lines(fields: Mapping[str, Any]) -> str:
 
 
 def _toml(value: Any) -> str:
-    """Of a string, a number, or a table of them."""
+    """Return a string, a number or a table of them in TOML."""
     if isinstance(value, Mapping):
         return "{ " + ", ".join(f"{_key(key)} = {_toml(item)}" for key, item in value.items()) + " }"
     return json.dumps(value)
 
 
 def _key(name: str) -> str:
-    """In quotes unless it needs none: a config.json may call anything so."""
+    """Return a key, quoted if necessary: a config.json may contain any key."""
     return name if re.fullmatch("[A-Za-z0-9_-]+", name) else json.dumps(name)
 
 

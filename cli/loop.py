@@ -1,7 +1,7 @@
-"""The loop of a daemon's process: from its first moment to the process's last, SIGTERM and Ctrl-C end nothing in the middle.
+"""Signals of a daemon's process: from start to exit, SIGTERM and Ctrl-C interrupt no work halfway.
 
-A loop that closes gives the signals back that it heard, and what comes then, while the interpreter goes and the daemon has done all
-that it was told, would end the process as if it had done nothing (start.py says how a command ended from its last line on).
+A loop that closes restores the default signal handlers. A later signal, while the interpreter exits, would then end the
+process as if it had failed (bootstrap.py decides the exit code from there on).
 """
 
 import asyncio
@@ -14,12 +14,12 @@ __all__ = ["live"]
 
 class _Loop(asyncio.SelectorEventLoop):
     def remove_signal_handler(self, sig: int) -> bool:
-        """What was heard here stays heard, and changes nothing any more."""
+        """Keep the handler: a second signal changes nothing."""
         signal.set_wakeup_fd(-1)
         return False
 
 
 def live(daemon: Coroutine[Any, Any, None]) -> None:
-    """As asyncio.run does."""
+    """Run a daemon, as asyncio.run does."""
     with asyncio.Runner(loop_factory=_Loop) as runner:
         runner.run(daemon)

@@ -43,7 +43,7 @@ def _options(
 
 
 def main() -> None:
-    """Exits as exits.py says."""
+    """Run the command, and exit with a code of exit_codes.py."""
     few_arenas()
     try:
         try:

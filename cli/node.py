@@ -38,7 +38,7 @@ def read_cluster_link(path: Path) -> ClusterLink:
 
 
 def _check_cluster(link: ClusterLink | None, of: ClusterOptions, upload_copies: int | None, hours: str | None) -> None:
-    """Raises ConfigError or LocalError where options do not fit each other, or this machine."""
+    """Raise ConfigError or LocalError if options contradict each other, or do not fit this machine."""
     several = of.cluster_boxes > 1 or link is not None
     if of.cluster_boxes > 1 and link is not None:
         raise ConfigError("--cluster-boxes is said on the cluster's lead alone")

@@ -1,4 +1,4 @@
-"""What a folder tells of a run where no daemon does: the same documents, from the chain and the events that one kept there."""
+"""Views of a run without its daemon: the same documents, from the chain and the events in its folder."""
 
 import json
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from dilocox.views.faults import do_about
 __all__ = ["explain", "peers", "rounds", "stages", "status"]
 
 COUNTED = 3
-"""Rounds of which `status` says whether they counted this node."""
+"""Rounds of which `status` shows whether they counted this node."""
 
 
 @contextmanager
@@ -33,7 +33,7 @@ def _kept(home: Path | None) -> Iterator[ChainFile]:
 
 
 def _me(chain: ChainFile) -> str:
-    """Whose folder it is; empty: the coordinator's, or nobody's."""
+    """Return the peer of the folder; empty for a coordinator or an unknown one."""
     key = chain.path.parents[2] / "identity.key"
     me = load_identity(key).peer if key.exists() else ""
     return me if me != chain.head.coordinator else ""
@@ -62,7 +62,7 @@ def status(home: Path | None) -> dict[str, Any]:
 
 
 def peers(home: Path | None) -> list[dict[str, Any]]:
-    """Those on the roster: nobody is heard."""
+    """Return the peers of the roster; none is live."""
     with _kept(home) as chain:
         return views.peers(chain.manifest, chain.head, services.PresenceList(), {}, chain.head.coordinator)
 

@@ -98,7 +98,7 @@ def _downloads(said: Sequence[str]) -> Rates:
 
 @dataclass(frozen=True, kw_only=True)
 class DaemonOptions:
-    """Of every daemon."""
+    """Options of every daemon."""
 
     TITLE: ClassVar = "The daemon"
 
@@ -129,7 +129,7 @@ class DaemonOptions:
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False
 
     def begin(self) -> None:
-        """What a daemon does before anything else."""
+        """Apply the options that act before a daemon starts."""
         exit_with_parent()
         set_up_logging(self.verbose)
 
@@ -156,7 +156,7 @@ class DaemonOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class StoreOptions:
-    """Of several coordinators of one run."""
+    """Options of several coordinators of one run."""
 
     TITLE: ClassVar = "Several coordinators"
 
@@ -192,7 +192,7 @@ class StoreOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PeerOptions(DaemonOptions):
-    """Of everybody but the coordinator."""
+    """Options of every daemon except the coordinator."""
 
     download: Annotated[
         list[str] | None,
@@ -214,7 +214,7 @@ class PeerOptions(DaemonOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class MachineOptions:
-    """What of this machine a node takes, and when."""
+    """Options for the part of this machine that a node uses, and the hours."""
 
     TITLE: ClassVar = "This machine"
 
@@ -250,7 +250,7 @@ class MachineOptions:
     ] = OuterState.HOST
 
     def settings(self) -> dict[str, Any]:
-        """Of `NodeSettings`. Raises ConfigError."""
+        """Return arguments of `NodeSettings`. Raises ConfigError."""
         try:
             cpus = tuple(int(cpu) for cpu in self.codec_cpus.split(",") if cpu)
         except ValueError as error:
@@ -268,7 +268,7 @@ class MachineOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PrivateOptions:
-    """Of a cluster's own data."""
+    """Options of a cluster's private data."""
 
     TITLE: ClassVar = "A corpus of your own"
 
@@ -300,7 +300,7 @@ class PrivateOptions:
     ] = None
 
     def settings(self, devices: int | None, several_boxes: bool) -> dict[str, Any]:
-        """Of `NodeSettings`; `several_boxes`: has our cluster. Raises ConfigError."""
+        """Return arguments of `NodeSettings`. `several_boxes`: the cluster has several hosts. Raises ConfigError."""
         given_up = self.private_epsilon == math.inf
         if self.private_epsilon is None or (given_up and self.private is not None):
             for option, said in (("delta", self.private_delta), ("clip", self.private_clip)):
@@ -323,7 +323,7 @@ class PrivateOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterOptions:
-    """Of a cluster of several boxes."""
+    """Options of a cluster of several hosts."""
 
     TITLE: ClassVar = "A cluster of several hosts"
 

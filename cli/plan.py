@@ -34,15 +34,15 @@ from dilocox.transport.rates import bits_per_second
 __all__ = ["plan"]
 
 COMPARED = (30, 125, 500)
-"""H that are shown beside the run's own, where nobody names any."""
+"""Values of H that are compared with the run's, unless an option names others."""
 SPARSE_SHARES = (64, 256, 512)
-"""Values of every 4,096 that top-k is shown with."""
+"""Values kept of every 4,096 in the comparison of top-k."""
 MEGABYTE, TERABYTE = 1e6, 1e12
 DISK_MB_PER_SECOND = int(model.DISK / MEGABYTE)
 DAY = 86400
 """Seconds."""
 FEWER = 10
-"""--checkpoint-every whose writing is told beside the one that was asked for."""
+"""Value of --checkpoint-every whose disk writes are printed beside the requested one."""
 MADE_FOR = "default: what the preset, or the one nearest in size, is made for"
 
 
@@ -90,7 +90,7 @@ def plan(
     paper: Annotated[bool, typer.Option("--paper", help="The published 107B rows beside this model's.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """What a site should take, and what it would make of each codec and H: bytes, arrival step, utilisation, tokens per second."""
+    """Advise a site, and compare codecs and H: bytes, arrival step, utilisation, tokens per second."""
     if paper:
         _print_paper(as_json)
         return
@@ -113,7 +113,7 @@ def plan(
     _check_memory(cluster, machines.device)
 
     def taking(name: str, compression: Compression) -> Method:
-        """With the codec's seconds, where somebody knows them."""
+        """Return the method with the codec's measured seconds, if they are known."""
         found = model.exchanging(manifest, cluster, name, compression, site.clusters, disk_mb_per_second * MEGABYTE)
         return replace(
             found,
@@ -183,7 +183,7 @@ def _manifest(run_file: Path | None, preset: str) -> Manifest:
 
 
 def _nearest_preset(manifest: Manifest) -> str:
-    """In size."""
+    """Return the preset of the nearest model size."""
     sizes = {name: parameter_count(_manifest(None, name).model) for name in preset_names()}
     return min(sizes, key=lambda name: abs(math.log(sizes[name] / parameter_count(manifest.model))))
 
@@ -199,7 +199,7 @@ def _steps(text: str, manifest: Manifest) -> list[int]:
 
 
 def _check_memory(cluster: Inside, device: str) -> None:
-    """Where the kind of the devices is known."""
+    """Check the memory, if the kind of device is known."""
     has = model.DEVICE_BYTES.get(device.lower())
     if has is not None and cluster.device_bytes > has:
         what = f"a worker would hold {_gigabytes(cluster.device_bytes)} on its device, and a {device} has {_gigabytes(has)}"
@@ -343,7 +343,7 @@ def _codec(method: Method, values: int, site: Site) -> str:
 def _wear(
     manifest: Manifest, cluster: Inside, compression: Compression, found: Estimate, site: Site, checkpoint_every: int
 ) -> dict[str, float]:
-    """Of the disk of the box that writes the most, in such rounds."""
+    """Return the disk writes of the busiest host in such rounds."""
     rounds = manifest.rounds.model_copy(update={"inner_steps": found.method.inner_steps})
     run = manifest.model_copy(update={"compression": compression, "rounds": rounds})
     boxes = model.written_by_box(run, cluster, site.clusters)

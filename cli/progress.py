@@ -1,6 +1,6 @@
-"""What somebody who waits for a verb sees: one line on a terminal, which goes when it is done; off a terminal nothing.
+"""Progress of a command: one line on a terminal that disappears at the end; nothing off a terminal.
 
-Whatever may take over two seconds runs inside `working`, and says what it does.
+Everything that may take over two seconds runs inside `working`, and names its work.
 """
 
 import sys
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class Working:
-    """What is being done."""
+    """Description of the work in progress."""
 
     def __init__(self, bar: Progress, what: str, total: float | None) -> None:
         self._bar, self._task = bar, bar.add_task(what, total=total)
@@ -40,7 +40,7 @@ class Working:
         self._bar.update(self._task, description=what)
 
     def begin(self, what: str, total: float | None = None) -> None:
-        """Something else; `total`: None where nobody knows how much it is."""
+        """Begin another piece of work. `total` None: its amount is unknown."""
         self._bar.reset(self._task, description=what, total=total)
 
     def at(self, done: float, total: float | None = None) -> None:
@@ -50,7 +50,7 @@ class Working:
         self._bar.advance(self._task, done)
 
     def each(self, what: str, items: Iterable[T], total: int) -> Iterator[T]:
-        """These, told one by one."""
+        """Yield the items, and advance the bar for each."""
         self.begin(what, total)
         for done, item in enumerate(items):
             self.at(done)
@@ -58,7 +58,7 @@ class Working:
 
 
 class _Bar(BarColumn):
-    """Leaves the line to the words where nobody knows how much there is."""
+    """Bar that is empty while the amount is unknown."""
 
     def render(self, task: Task) -> Any:
         return super().render(task) if task.total is not None else Text()
@@ -81,7 +81,7 @@ def working(what: str, total: float | None = None, bytes: bool = False) -> Itera
         rate if bytes else [TimeElapsedColumn(Column(no_wrap=True)), _Remaining(table_column=Column(no_wrap=True))]
     )
     columns: list[ProgressColumn] = [SpinnerColumn(), TextColumn("{task.description}", markup=False), _Bar(), *counted]
-    # What is printed meanwhile stands above the line, unless somebody else reads it.
+    # Output printed during the work appears above the line, unless it goes elsewhere.
     ours = sys.stdout.isatty()
     with Progress(*columns, console=common.errors, transient=True, redirect_stdout=ours, disable=not on_terminal()) as bar:
         yield Working(bar, what, total)

@@ -1,4 +1,4 @@
-"""`dilocox export PLACE --every N`: models of a run that goes on, published one after the other."""
+"""`dilocox export PLACE --every N`: models of a running run, published one after the other."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -25,19 +25,19 @@ from dilocox.transport.snapshots import Snapshots, due
 __all__ = ["publish"]
 
 LOOK_SECONDS = 2.0
-"""Between two looks at the run."""
+"""Interval at which the run is read."""
 RETRY_SECONDS = 30.0
 """Before peers who did not serve a state are asked again."""
 
 
 class Followed(Protocol):
-    """A run that goes on."""
+    """Source of a running run."""
 
     path: Path
-    """Of its chain; what was fetched lies beside it."""
+    """Path of its chain; fetched files are beside it."""
     manifest: Manifest
     nothing: str
-    """What to do where the run has ended and there is no state."""
+    """Advice for a run that ended without a state."""
 
     def look(self) -> tuple[int, bool]:
         """The newest state that is to be had, and whether the run has ended."""
@@ -50,16 +50,16 @@ class Followed(Protocol):
 
 
 class Held:
-    """By a node, in its folder."""
+    """Source: a node's folder."""
 
     nothing = "name the --home of a node that holds all stages, or --join LINK"
 
     def __init__(self, path: Path) -> None:
         self.path, self._store = path, BlobStore(path.parent / "blobs")
         self._files: list[tuple[int, int]] = []
-        """Of the chain, as it was read last: a look that finds them so reads nothing of it."""
+        """Files of the chain at the last read: if they are unchanged, the chain is not read again."""
         self._states: dict[int, bytes] = {}
-        """Roots that it says, by round."""
+        """Roots of states in it, by round."""
         self._last: Statement[pb.Commit] | None = None
         """That was read."""
         self._finished = False
@@ -76,7 +76,7 @@ class Held:
         return next(held, 0), self._finished
 
     def _read(self, chain: ChainFile) -> None:
-        """What it has more than at the last look, or all, where the run's owner has said since that other commits are the run's."""
+        """Read new commits; or all of them, if the run's owner has chosen another chain since."""
         known, here = self._last, chain.commit(self._last.body.round) if self._last is not None else None
         if known is None or here is None or here.digest != known.digest:
             self._states, known = {}, None
@@ -87,7 +87,7 @@ class Held:
         """The node sees to that."""
 
     def done(self, round: int) -> None:
-        """The node keeps what it needs."""
+        """Do nothing: the node stores what it needs."""
 
 
 def _files(chain: Path) -> Iterator[tuple[int, int]]:
@@ -99,7 +99,7 @@ def _files(chain: Path) -> Iterator[tuple[int, int]]:
 
 
 class Read:
-    """From its peers."""
+    """Source: peers of the run."""
 
     nothing = "nobody serves one: name an --archive of the run"
 
@@ -120,8 +120,8 @@ class Read:
 
 
 def publish(url: str, every: int, home: Path | None, join: str | None, folders: Folders, adapter: bool, as_json: bool) -> None:
-    """Until the run has ended, whose last state is published in any case. `join`: read from the run, not from a node's folder.
-    Exits, or raises ConfigError or LocalError, where something for it is missing."""
+    """Publish models until the run ends; always publish its last state. `join`: read from peers, not from a node's folder.
+    Exits, or raises ConfigError or LocalError, if something is missing."""
 
     @asynccontextmanager
     async def followed() -> AsyncIterator[Followed]:
@@ -150,7 +150,7 @@ async def _publish(run: Followed, url: str, every: int, folders: Folders, adapte
                 await asyncio.to_thread(place.publish, newest, partial(_write, run.path, newest, folders, adapter))
             except (FileNotFoundError, ConfigError, LocalError) as error:
                 if run.look()[0] != newest:
-                    continue  # the run has gone on, and newer ones are kept
+                    continue  # the run has advanced, and newer states exist
                 if not patient or isinstance(error, ConfigError):
                     raise
                 errors.print(f"the state before round {newest} is not to be had yet: {error}", highlight=False)

@@ -1,4 +1,4 @@
-"""What export and verify read: a daemon's folder, or what `--join` fetches from the run and `--archive` from its archive."""
+"""Sources of export and verify: a daemon's folder, peers (`--join`), or the archive (`--archive`)."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -17,7 +17,7 @@ from dilocox.transport.health import base_folder
 __all__ = ["fetching", "following", "reading"]
 
 READER = "reader"
-"""In a daemon's folder, or beside those of this machine's daemons."""
+"""Folder name of the reader, in a daemon's folder or beside those of this machine's daemons."""
 LOOK_SECONDS = 0.2
 ASKING = "asking the run's peers"
 
@@ -26,10 +26,12 @@ Fetch = Callable[[Reader], Awaitable[int]]
 
 @contextmanager
 def reading(join: str | None, home: Path | None, place: ArchivePlace | None, fetch: Fetch) -> Iterator[tuple[list[Path], int]]:
-    """The chain files to read, and what `fetch` said; with neither `join` nor `place` those of a daemon's folder, and 0. What was
-    fetched is removed once it was of use: a call that fails goes on where it was.
+    """Yield the chain files to read, and the result of `fetch`; without `join` and `place` those of a daemon's folder, and
+    0. Fetched files are removed after a success; after a failure the next call continues with them.
 
-    `home`: with `join` who asks, where the run is not public. `place`: beside `join` for what no peer serves, alone for all."""
+    `home`: with `join`, the identity for a run that is not public. `place`: beside `join` for what no peer serves,
+    alone for everything.
+    """
     if join is None and place is None:
         yield find_chain_files(home), 0
         return
@@ -49,7 +51,7 @@ def _folder(home: Path | None) -> DataDirectory:
 
 @asynccontextmanager
 async def following(join: str, home: Path | None) -> AsyncIterator[Reader]:
-    """A run that goes on; `home` as for `reading`."""
+    """Yield a reader of a running run; `home` as for `reading`."""
     set_up_logging(verbose=False)
     with closing(_folder(home)) as folder:
         async with AsyncExitStack() as opened:
@@ -60,7 +62,7 @@ async def following(join: str, home: Path | None) -> AsyncIterator[Reader]:
 
 @asynccontextmanager
 async def fetching(reader: Reader) -> AsyncIterator[None]:
-    """What comes from the run's peers meanwhile is shown."""
+    """Show the progress of downloads from the run's peers."""
     with working(ASKING, bytes=True) as bar:
         async with _shown(reader, bar, ASKING):
             yield
@@ -68,7 +70,7 @@ async def fetching(reader: Reader) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def _shown(reader: Reader, bar: Working, asking: str) -> AsyncIterator[None]:
-    """How much has come since, of what is known to be wanted."""
+    """Show the bytes received so far, and the total if it is known."""
     before, _ = reader.progress()
 
     async def look() -> None:

@@ -25,7 +25,7 @@ def compute_state(model: Model, progress: Callable[[int], None], threads: int | 
 
 
 def compute_with_bar(model: Model, bar: Working) -> bytes:
-    """Compute the root on all cores. Show what is done, and write an estimate once where it takes long."""
+    """Compute the root on all cores. Show the progress, and print an estimate once if it takes long."""
     parameters = trained_count(model)
     total, began = 8 * parameters, time.monotonic()  # bytes of float32 parameters and momentum
     done, announced, lock = 0, False, threading.Lock()

@@ -44,7 +44,7 @@ def status(
     home: AskOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """One screen: reachable, in sync, in this round, counted?"""
+    """Show on one screen: reachable, in sync, in this round, counted?"""
     if watch:
         if check or as_json:
             raise ConfigError("--watch shows a screen: drop --check and --json")
@@ -171,7 +171,7 @@ def _node_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _left(value: dict[str, Any]) -> list[tuple[str, str]]:
-    """How long the run still takes."""
+    """Return the estimated time until the run ends."""
     seconds, rounds = value["seconds_left"], value["run"]["rounds"]
     if seconds is None or value["finished"]:
         return []
@@ -192,7 +192,7 @@ def _clock(offset: float | None) -> str:
 
 
 def _of_round(value: dict[str, Any]) -> str:
-    """What the last whole round sent, beside an AllReduce of every gradient."""
+    """Return the bytes sent in the last whole round, beside those of an AllReduce of every gradient."""
     last = value["network"]["last_round"]
     if last is None:
         return ""
@@ -318,7 +318,7 @@ def peer_row(row: dict[str, Any]) -> list[str]:
 
 
 def _standing(record: dict[str, int]) -> str:
-    """What it earned, of what there is to earn; and how often it was refused."""
+    """Return what a cluster earned, of the most it can, and how often it was rejected."""
     told = f"{record['earned']}/{record['of']}" if record["of"] else f"{record['counted']} counted"
     return f"{told}, {record['refused']} refused" if record["refused"] else told
 
@@ -363,7 +363,7 @@ def rounds(
     home: AskOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the rounds; or show the clusters of one, which were counted, which not, and why."""
+    """List the rounds; or show the clusters of one: counted or not, and why."""
     if why:
         if round is None:
             raise ConfigError("which round? pass its number: `dilocox rounds N --why`")
@@ -441,7 +441,7 @@ def _print_round(value: dict[str, Any]) -> None:
             for audit in value["audits"]
         ]
         print_table(["audited", "its round", "found by"], found)
-    refused = [item for item in value["refused"] if item not in value["excluded"]]  # who was not heard stands in both
+    refused = [item for item in value["refused"] if item not in value["excluded"]]  # an absent cluster is in both lists
     for title, items in (("excluded", value["excluded"]), ("refused", refused)):
         if items:
             console.print()

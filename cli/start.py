@@ -1,5 +1,5 @@
-"""Where the command begins and ends. Ctrl-C has no traceback before everything is loaded, which takes seconds; a daemon that is
-told to end before it lives has nothing to put down; and once all is done neither signal changes how the command ended."""
+"""Bootstrap of the command. Ctrl-C prints no traceback during the imports, which take seconds; a daemon that is stopped
+that early has nothing to stop. After the last line, no signal changes the exit code."""
 
 import atexit
 import ctypes
@@ -12,11 +12,11 @@ from types import FrameType
 __all__ = ["fill_standard_streams", "hide_memory", "main"]
 
 FINE, INTERRUPTED = 0, 130
-"""As exits.py has them, which is not loaded yet."""
+"""Exit codes as in exit_codes.py, which is not loaded yet."""
 PR_SET_DUMPABLE = 4
 """Option of Linux's prctl."""
 DAEMONS = ("archive", "coordinator", "node", "relay")
-"""Verbs that live in loop.py, which hears both signals. Until it does, nothing was begun that has to end well."""
+"""Commands that run in signals.py, which handles both signals. Earlier, nothing has started that needs a clean end."""
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
     ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # a shell's background job ignores it
     daemon = next((word for word in sys.argv[1:] if not word.startswith("-")), "") in DAEMONS
     if ours:
-        _ends_with(signal.SIGINT, FINE if daemon else INTERRUPTED)  # nothing has begun that would have to end well
+        _ends_with(signal.SIGINT, FINE if daemon else INTERRUPTED)  # nothing has started that needs a clean end
     if daemon:
         hide_memory()
     if daemon and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
@@ -43,9 +43,10 @@ def main() -> None:
 
 
 def hide_memory() -> None:
-    """Let only root read this process's memory and environment, which may hold secrets of an archive: its children run as its user.
+    """Deny other processes of this user this process's memory and environment, which may contain secrets of an archive:
+    its children run as the same user.
 
-    It also writes no core dump, and a debugger needs root. A program that it starts is not concerned.
+    It also writes no core dump, and a debugger needs root. A program that it starts is not affected.
     """
     with suppress(OSError, AttributeError):  # no Linux
         ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
@@ -67,7 +68,7 @@ def fill_standard_streams() -> None:
 
 
 def _stays(status: int) -> None:
-    """What the interpreter still does takes a while, and nobody needs it."""
+    """Exit at once: the interpreter's shutdown takes seconds."""
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is not signal.SIG_IGN:
             _ends_with(number, status)
@@ -80,7 +81,7 @@ def _is_over() -> None:
 
 
 def _ends_with(number: signal.Signals, status: int) -> None:
-    """From now on that signal ends the process at once, so."""
+    """Make the signal end the process at once with this status."""
 
     def end(number: int, frame: FrameType | None) -> None:
         try:

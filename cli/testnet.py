@@ -53,7 +53,7 @@ app = typer.Typer(help="A swarm of real daemons on this machine.", no_args_is_he
 FolderOption = Annotated[Path | None, typer.Option("--folder", help="Where it lives (default: ~/.dilocox/testnet).")]
 
 LATE_APPLY_SECONDS = 30.0
-"""A row is shown after this even if a node has not applied its commit: it may have been killed."""
+"""A row is printed after this time even if a node has not applied its commit: the node may be dead."""
 LINE_HELP = ", each way, such as 100mbit: every box in a network namespace (root; default: all on loopback)."
 COLUMNS = (
     ("round", 6),
@@ -92,7 +92,7 @@ def up(
     private_clip: Annotated[float | None, typer.Option(min=1e-6, help="As of `dilocox node`.")] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Start and return; stop with `testnet down`.")] = False,
 ) -> None:
-    """Start a swarm, show a table of its rounds, stop it when the run is finished. Replaces what an earlier testnet made."""
+    """Start a swarm, show a table of its rounds, stop it when the run is finished. Replaces an earlier testnet."""
     kills = [_parse_kill(text, member_names(nodes, boxes)) for text in kill or []]
     folder = folder or testnet_folder()
     with working("making the run's data"):
@@ -135,7 +135,7 @@ def up(
 
 
 def _leave_running(testnet: Testnet) -> None:
-    """All of it, or nothing: whoever is started without us outlives us."""
+    """Start all daemons or none: daemons started here outlive this process."""
     try:
         with working("starting the coordinator"):
             testnet.start_all(attached=False)
@@ -145,7 +145,7 @@ def _leave_running(testnet: Testnet) -> None:
 
 
 def _said(**options: Any) -> list[str]:
-    """Of `dilocox node`: those that are not None."""
+    """Return options of `dilocox node`, without those that are None."""
     found = ((f"--{name.replace('_', '-')}", str(value)) for name, value in options.items() if value is not None)
     return [word for pair in found for word in pair]
 
@@ -172,7 +172,7 @@ def _own_data(manifest: Manifest, store: BlobStore, nodes: int, private: list[Pa
 
 
 def _lines(lan: str | None, wan: str | None, boxes: int) -> Lines | None:
-    """None: on loopback, because nothing else was asked for, or because this machine cannot."""
+    """Return the bandwidth limits. None: loopback, because no limit was requested or this machine cannot set one."""
     if lan is not None and boxes == 1:
         fail("--lan is the line between the boxes of a cluster, and each has one", Exit.USAGE, "say --boxes 2, or --wan")
     lan_speed = bits_per_second(lan, "--lan") if lan is not None else None
@@ -221,13 +221,13 @@ def _parse_kill(text: str, names: Sequence[str]) -> tuple[str, int]:
 
 
 class StatesTold:
-    """Roots of the states before each round, as nodes told them, whenever that was: of one model there is one for each round."""
+    """State roots before each round, as nodes reported them: there must be exactly one for each round."""
 
     def __init__(self) -> None:
         self._roots: dict[int, set[str]] = defaultdict(set)
 
     def hear(self, roots: Mapping[str, str]) -> None:
-        """By round, as a node's status has them."""
+        """Add the roots of a node's status, by round."""
         for round, root in roots.items():
             self._roots[int(round)].add(root)
 
@@ -236,7 +236,7 @@ class StatesTold:
 
     @property
     def fault(self) -> str | None:
-        """Why these do not show that all held one model after every round; None: they do."""
+        """Return why the roots differ; None: every node had one state after every round."""
         made = {round: roots for round, roots in self._roots.items() if round > 1}  # not the initial state
         if not made:
             return "no node told a state that a round had made"
@@ -250,16 +250,16 @@ class Watcher:
     def __init__(self, testnet: Testnet, kills: list[tuple[str, int]], bar: Working) -> None:
         self._testnet, self._kills, self._bar = testnet, kills, bar
         self.rows: list[dict[str, Any]] = []
-        """As the coordinator's /v1/rounds gives them."""
+        """Rows of the coordinator's /v1/rounds."""
         self._shown = 0
         self._seen_at: dict[int, float] = {}
         self.states = StatesTold()
         self.phase_steps: dict[str, dict[str, int]] = {}
         self._traffic: list[tuple[int, dict[str, Traffic]]] = []
-        """In network namespaces: when the first of some rounds was open, and the last."""
+        """Traffic in network namespaces, at the open of some rounds and of the last."""
 
     def follow(self) -> "Watcher":
-        """Until the closing commit. Raises LocalError when a member fails."""
+        """Follow the run until the closing commit. Raises LocalError when a member fails."""
         while True:
             for member in self._testnet.failed():
                 raise LocalError(f"{member.name} failed:\n{self._testnet.last_words(member)}")
@@ -291,7 +291,7 @@ class Watcher:
             self._traffic = [*self._traffic[:1], (open_round, self._testnet.network.traffic(WAN))]
 
     def traffic(self) -> tuple[range, dict[str, Traffic]]:
-        """What everybody's line to the WAN carried in these rounds, which may be none."""
+        """Return the range of rounds, which may be empty, and every member's WAN traffic in them."""
         if not self._traffic:
             return range(0), {}
         (first, before), (last, after) = self._traffic[0], self._traffic[-1]
@@ -300,7 +300,7 @@ class Watcher:
     def _show(self, rows: list[dict[str, Any]], statuses: dict[str, dict[str, Any]]) -> None:
         if rows and not self._shown:
             console.print("  ".join(f"{name:>{width}}" for name, width in COLUMNS), style="bold", soft_wrap=True)
-            self._shown = 1  # the genesis commit has nothing to show
+            self._shown = 1  # the genesis commit has no row
         for row in rows[self._shown :]:
             round = row["round"]
             if row["closing"]:
@@ -357,7 +357,8 @@ def waits_for(coordinator: dict[str, Any] | None, nodes: dict[str, dict[str, Any
 
 
 def _final(testnet: Testnet, manifest: Manifest, watched: Watcher, baseline: Path | None, private: list[Path]) -> None:
-    """`baseline`: where the corpus lies for a node alone; None: without one. `private`: what each node trains on alone."""
+    """Print the results. `baseline`: folder of the corpus for one node alone; None: no baseline. `private`: private corpus
+    of each node."""
     if fault := watched.states.fault:
         fail(fault)
     rows = [row for row in watched.rows if row["counted"]]
@@ -393,7 +394,7 @@ def _final(testnet: Testnet, manifest: Manifest, watched: Watcher, baseline: Pat
 
 
 def _print_traffic(testnet: Testnet, watched: Watcher) -> None:
-    """A row per box, where each has a line of its own to the WAN."""
+    """Print a row per host with a WAN link."""
     rounds, traffic = watched.traffic()
     counted = sum(watched.rows[number]["counted"] > 0 for number in rounds)
     if not counted:
@@ -443,7 +444,7 @@ def _train_alone(testnet: Testnet, steps: int, data: Path, private: Path | None)
 
 @app.command("status")
 def status(folder: FolderOption = None, as_json: JsonOption = False) -> None:
-    """Who runs, in which round."""
+    """Show which daemons run, and in which round."""
     testnet = Testnet.load(folder or testnet_folder())
     rows = [_member_status(member) for member in testnet.members]
     columns = ["member", "pid", "state", "round", "api", "home"]

@@ -1,5 +1,5 @@
-"""The verbs, and where each is found. One is loaded when it is said, or when all are listed: `dilocox status` comes up in half the
-time of `dilocox node`."""
+"""Table of commands, and the module of each. A module is loaded when its command runs, or when all are listed: `dilocox
+status` starts in half the time of `dilocox node`."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -42,22 +42,22 @@ VERBS = {
     "testnet": "testnet.app",
     "attest": "attest.app",
 }
-"""In the order of the help: the function, or the group of verbs, and the module here that has it."""
+"""Commands in the order of the help: function, or group, with its module here."""
 
 PANELS: dict[str, dict[str, str]] = {
     "Start": {
         "init": "Make a run file and the owner's key.",
-        "check": "Look at a run and this machine before they meet: all findings.",
+        "check": "Check a run and this machine before a start.",
         "coordinator": "Serve a run: admit peers, close rounds, sign commits.",
         "node": "Join a run and train.",
         "testnet": "Try a swarm of real daemons on this machine.",
-        "plan": "Compute what hardware and lines make of a run.",
+        "plan": "Estimate a run on given hardware and bandwidth.",
     },
     "Look": {
         "status": "Answer on one screen, or live: reachable, in sync, in this round, counted?",
         "peers": "List the peers of the run, or its stages.",
         "rounds": "List the rounds, or show and explain one.",
-        "events": "Print what happened, oldest first.",
+        "events": "Show events, oldest first.",
         "verify": "Recheck every signature, vote and hash offline.",
         "attest": "Show and check hardware evidence.",
         "shares": "Ask peers for erasure shards, and restore from them.",
@@ -68,12 +68,12 @@ PANELS: dict[str, dict[str, str]] = {
         "generate": "Continue a text with the model.",
     },
     "Control": {
-        "pause": "Take no part until `dilocox resume`.",
+        "pause": "Pause until `dilocox resume`.",
         "resume": "Take part again.",
         "leave": "Finish the round, leave the roster, and end the daemon.",
         "relay": "Store payloads and states for peers that are not reachable.",
         "archive": "Store a run's chain, states and data in a folder or bucket.",
-        "config": "Show the options of a daemon, and who set them.",
+        "config": "Show the options of a daemon, and their sources.",
         "id": "Print the peer id of a daemon's folder.",
     },
     "Owner": {

@@ -23,11 +23,11 @@ __all__ = ["frame", "sparkline", "watch"]
 BARS = "▁▂▃▄▅▆▇█"
 ROUNDS_SHOWN = 10
 PEERS_SHOWN = ("peer", "name", "roster", "standing", "present", "round", "step", "loss", "tok/s")
-"""On a line of 80 characters."""
+"""Columns that fit a line of 80 characters."""
 
 
 def watch(home: Path | None, every: float) -> None:
-    """Show status, rounds and peers again and again, until Ctrl-C; off a terminal once. `every`: seconds between two looks."""
+    """Show status, rounds and peers until Ctrl-C; off a terminal once. `every`: seconds between two reads."""
     if has_ended(home):
         console.print(_ended(home))
         raise typer.Exit(Exit.NOT_RUNNING)
@@ -35,7 +35,7 @@ def watch(home: Path | None, every: float) -> None:
         console.print(_look(home))
         return
     while True:
-        seen = _look(home)  # ends here, off that screen, when the daemon is gone
+        seen = _look(home)  # it ends here, off the alternate screen, when the daemon is gone
         with suppress(typer.Exit), Live(seen, console=console, screen=True, auto_refresh=False) as live:
             while True:
                 time.sleep(every)
@@ -59,7 +59,7 @@ def _wanted() -> int:
 
 
 def frame(status: dict[str, Any], rounds: list[dict[str, Any]], peers: list[dict[str, Any]]) -> Group:
-    """What the API says, as one screen."""
+    """Return the API's answers as one screen."""
     lines: list[Any] = [labelled(label, text, LABEL_WIDTH) for label, text in status_rows(status)]
     width = max(10, console.width - LABEL_WIDTH - 20)
     for label, key in (("loss", "loss"), ("seconds", "seconds")):

@@ -1,7 +1,7 @@
-"""Challenges: nonces that nobody has to remember, each good once, for one peer and a short time.
+"""Challenges for attestation: nonces that need no memory, each valid once, for one peer and a short time.
 
-A nonce is a window of time, a random salt and our MAC over both and the peer. So asking costs no memory and crowds out nobody; only
-those that were used are remembered, while their time lasts. After a restart peers ask again.
+A nonce contains a window of time, a random salt, and this coordinator's MAC over both and the peer. A request costs no
+memory; only used nonces are remembered, and only until they expire. After a restart peers request new ones.
 """
 
 import hmac
@@ -16,7 +16,7 @@ from dilocox.protocol.attestation import NONCE_BYTES, AttestationError, Code
 __all__ = ["Challenges"]
 
 LIFETIME_SECONDS = 120
-"""Between a challenge and its answer at least, and at most twice: hardware makes a quote in seconds."""
+"""Shortest time between a challenge and its answer; the longest is twice that. Hardware makes a quote in seconds."""
 HEAD = struct.Struct(">Q8s")
 """Window and salt; the MAC fills the rest."""
 

@@ -69,33 +69,34 @@ class ComputeState(Protocol):
 class CoordinatorSettings:
     manifest: Manifest
     owner: Identity | None
-    """Who signs the manifest; None: the run folder, or the handover, holds it signed."""
+    """Key that signs the manifest. None: the run folder, or the appointment bundle, contains the signed manifest."""
     key: Path
     """The owner's key file, which need not be there."""
     handover: Path | None
-    """The owner's, where it appointed us."""
+    """The owner's appointment bundle, if it appointed this coordinator."""
     signer: str
     """Peer id of who signs the commits, by run file or handover."""
     home: Path
     name: str
-    """For people."""
+    """Name shown to people."""
     listen: Listen
     api: str
     """host:port of the HTTP API."""
     data: BlobStore | None
-    """Where the run's corpus lies, for those who have none; None: not here."""
+    """Store with the run's corpus, for nodes that have none. None: this machine has no copy."""
     weights: BlobStore | None
-    """Where its imported weights lie; None: not here, or it has none."""
+    """Store with the run's imported weights. None: this machine has no copy, or the run has none."""
     upload: Rates
-    """At most so much of it is served."""
+    """Most that is uploaded."""
     notice: Notice | None
-    """Who is told of what is notable."""
+    """Receiver of notable events."""
     store: StorePlace | None
-    """Which several coordinators share; None: this one is the only one."""
+    """Store that several coordinators share. None: this coordinator is the only one."""
 
     @property
     def identity(self) -> Identity | None:
-        """Who serves the run: its owner, where it signs the commits itself; None: whose key lies in `home`."""
+        """Return the identity that serves the run: its owner, if the owner signs commits itself. None: the key file is in
+        `home`."""
         return self.owner if self.owner is not None and self.signer == self.owner.peer else None
 
 
@@ -262,7 +263,7 @@ async def _open_service(
 
 
 async def _serve(daemon: Daemon, service: CoordinatorService, events: EventLog, served: Server, office: Office) -> None:
-    """Start the loops, and show the page and the API."""
+    """Start the loops, the page and the API."""
     tasks, door, name = daemon.tasks, daemon.door, daemon.settings.name
     tasks.start(service.driver.run(), "rounds")
     tasks.start(service.run(), "liveness")
@@ -297,7 +298,7 @@ async def verify_initial_state(model: Model, compute: ComputeState, tasks: Tasks
 
 
 async def remind(service: CoordinatorService) -> None:
-    """While the run waits for its first clusters, log which setting says how many."""
+    """Log which setting decides how many clusters begin the run, while it waits for them."""
     while not service.state.head.round:
         await asyncio.sleep(REMINDER_SECONDS)
         if not service.state.head.round:
@@ -305,7 +306,8 @@ async def remind(service: CoordinatorService) -> None:
 
 
 def _link(manifest: Manifest, home: DataDirectory, network: Network, others: Sequence[Holder]) -> JoinLink:
-    """To this coordinator, and to those that stand by with its key; our record says it too, from its next version on."""
+    """Return the join link to this coordinator and to the standbys with its key; the next version of its record names
+    them, too."""
     digest, dht = sha256(network.endpoint.certificate.certificate_der), list(network.endpoint.dht_addresses)
     ways = tuple(Way(other.address, bytes.fromhex(other.certificate)) for other in others)
     dht += [address for other in others for address in other.dht]
@@ -317,7 +319,7 @@ def _serve_data(
     settings: CoordinatorSettings, home: DataDirectory, network: Network, chain: ChainFile, traffic: Traffic
 ) -> None:
     digest = bytes.fromhex(settings.manifest.data.digest)
-    # Its own store stays empty: nobody pushes to a coordinator.
+    # Its own store stays empty: no peer uploads to a coordinator.
     service = PeerService(BlobStore(home.folder / "blobs"), network.callers, traffic)
     shelves: list[Served] = []
     if settings.weights is not None:
@@ -344,7 +346,8 @@ def _serve_data(
 
 
 def _take_office(settings: CoordinatorSettings, home: DataDirectory, chain: ChainFile) -> pb.Envelope:
-    """The signed manifest, when we are who signs the run's commits now. Blocking. Raises LocalError where that is somebody else."""
+    """Return the signed manifest, if this identity signs the run's commits now. Blocking. Raises LocalError if another one
+    does."""
     manifest, me = settings.manifest, home.identity.peer
     try:
         if settings.handover is not None and take_over(settings.handover, chain):

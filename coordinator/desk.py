@@ -1,8 +1,9 @@
-"""The coordinator's door for gRPC: who leads serves behind it; who stands by says so, and tells who waits when that changes.
+"""gRPC front end of a coordinator. The leader serves requests; a standby answers UNAVAILABLE and names the leader.
 
-Who was elected last is who has the highest number of a life, as its signed record says. The store counts lives, and may be
-restored, replaced or given up; so callers show the newest record that they know, and who leads numbers its life above it. Only who
-leads can, and only a record that this run's coordinator signed makes it."""
+The leader elected last has the highest incarnation number in its signed record. The store counts incarnations, and may
+be restored, replaced or abandoned. So callers send the newest record they know, and the leader numbers its incarnation
+above it. Only the leader can do that, and only for a record that this run's coordinator signed.
+"""
 
 import asyncio
 from typing import Protocol
@@ -28,13 +29,13 @@ __all__ = ["Desk", "ElectionService", "Incarnation"]
 class Desk(rpc.CoordinatorServicer):
     def __init__(self) -> None:
         self.service: CoordinatorService | None = None
-        """Of who leads; None: we do not."""
+        """Service of the leader. None: this coordinator does not lead."""
         self.says = "this coordinator starts"
         """Why we do not, and who does."""
         self.record: Statement[pb.PeerRecord] | None = None
         """Our newest."""
         self.changed = asyncio.Event()
-        """Set, and another in its place, when our record did or we lead."""
+        """Event, set and replaced when this coordinator's record changed or it became leader."""
 
     def learn_own_record(self, record: Statement[pb.PeerRecord]) -> None:
         """Our newest."""
@@ -80,10 +81,11 @@ class Desk(rpc.CoordinatorServicer):
 
 
 class Incarnation(Protocol):
-    """This life of the daemon, as its record numbers it."""
+    """Incarnation of the daemon, as its record numbers it."""
 
     async def rise(self, above: int) -> None:
-        """Number it above another one; our record says so when this returns. Raises LocalError where we do not lead any more."""
+        """Number the incarnation above another one. On return the record contains the number. Raises LocalError if this
+        coordinator does not lead any more."""
 
 
 class ElectionService(rpc.ElectionServicer):
@@ -111,7 +113,8 @@ class ElectionService(rpc.ElectionServicer):
             raise
 
     async def _leading(self, request: services.LeadRequest) -> Statement[pb.PeerRecord]:
-        """Our record, once we lead and it says what the caller did not hear. Raises RemoteError where what it shows is none."""
+        """Return the leader's record, once it differs from the caller's copy. Raises RemoteError if the caller's copy is
+        no record."""
         shown = open_envelope(request.newest, self._run_id, (pb.KIND_PEER_RECORD,)) if request.HasField("newest") else None
         while not self._leads or self._desk.record is None:
             await self._desk.changed.wait()
@@ -122,6 +125,6 @@ class ElectionService(rpc.ElectionServicer):
         return self._desk.record
 
     async def _rise_above(self, shown: pb.PeerRecord) -> None:
-        async with self._rising:  # who rose above what one caller showed has risen for all
+        async with self._rising:  # the number that one caller caused serves all callers
             if self._desk.record is not None and is_overtaken(self._desk.record.body, shown):
                 await self._incarnation.rise(life_of(shown))

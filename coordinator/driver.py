@@ -1,9 +1,10 @@
-"""Drives the round machine: inputs in, written, then effects out. Holds no decision.
+"""Driver of the round machine: inputs in, records written, then effects out. It contains no decision.
 
-An input is stepped at once and answered at once; what it changed is written in batches aside (log.py), and nothing that we sign
-leaves before it, and all inputs before it, are there. A commit is made in a thread, and inputs wait: with a thousand clusters
-that takes longer than the loop may stand still. What a crash takes away is said again by its senders. A write that fails ends
-`run`, whoever asked for it: memory is then ahead of the log, and the next start stands where the last batch ended.
+It steps and answers an input at once, and writes the changes in batches in the background (round_log.py). A signed
+statement leaves only after its batch, and all batches before it, are durable. A thread makes the commit while inputs
+wait: with a thousand clusters that takes longer than the event loop may block. Senders repeat inputs that a crash lost.
+A failed write ends `run`, whichever caller started it: memory is then ahead of the log, and the next start resumes
+after the last batch.
 """
 
 import asyncio
@@ -44,7 +45,7 @@ log = logging.getLogger(__name__)
 TICK_SECONDS = 1.0
 """A deadline is noticed within this."""
 HELD_SECONDS = 1.0
-"""A write that takes longer holds up all that leaves: the round's clock stands still until it ends."""
+"""Longest write, in seconds, that does not stop the round's clock. A longer write delays everything that leaves."""
 
 Clock = Callable[[], Moment]
 Publish = Callable[[Statement[object] | Differ], None]
@@ -73,22 +74,22 @@ class RoundDriver:
         self._log: RoundLog = rounds or InputLog(chain)
         self._batch: list[LogItem] = []
         self._outbox: list[Statement[object] | Differ] = []
-        """What leaves when the batch is on disk, in order."""
+        """Effects that leave when the batch is durable, in order."""
         self._emit = emit
         self._telling, self._happened = Telling(), list[Event]()
         self._closing: asyncio.Task[None] | None = None
         """While a commit is made, `state` is the one that it closes …"""
         self._queued: list[Input] = []
-        """… and what comes in meanwhile is stepped after it."""
+        """Inputs that arrived during a write; they are stepped after it."""
         self.writing = asyncio.Lock()
         self._produced = 0
         """Counts what is to be written or sent …"""
         self._done = 0
-        """… and up to where it was: who waited for a write that had it all does not begin one for who came later."""
+        """Number of items whose write ended. A caller that waited for them starts no write for later items."""
         self._failure: BaseException | None = None
-        """Of a write: there is no other after it."""
+        """Error of the first failed write: no write follows it."""
         self._writing_since: float | None = None
-        """When the write under way began, by `clock`."""
+        """Start of the write in progress, by `clock`."""
         self._held = 0.0
         """Seconds for which writes held up what leaves."""
         self._wake = asyncio.Event()
@@ -97,7 +98,7 @@ class RoundDriver:
         self.state: RoundState = round.start(chain.manifest, chain.head, self._now().seconds)
 
     def resume(self) -> None:
-        """Stand where the last batch ended. Nobody is heard yet, and nothing is signed before enough are."""
+        """Resume after the last batch. At first no peer is live, and nothing is signed before a majority of the roster is."""
         entries = list(self._log.replay())
         if entries:
             self.state = round.start(self.chain.manifest, self.chain.head, entries[0].moment.seconds)
@@ -107,20 +108,20 @@ class RoundDriver:
                 log.warning("what would close round %d is on disk without its commit; it is waited for again", state.head.round)
                 self._batch.append(KeptFirst(number))  # another start would stop here too, and miss what comes now
                 break
-            self._telling.saw(self.state, state, entry.moment)  # told by an earlier life
+            self._telling.saw(self.state, state, entry.moment)  # reported by an earlier incarnation
             self.state = state
         if entries or self.chain.length:
             self.feed(Resumed(healed=self._log.healed))
             log.info("started again in round %d, with %d inputs", self.state.head.round, len(entries))
 
     def _now(self) -> Moment:
-        """Return the time of the round. It stands still while a write holds up what leaves: nobody can answer a ballot that is not
-        sent yet, so no deadline may pass."""
+        """Return the time of the round. It stands still while a write delays what leaves: no deadline may pass for a
+        ballot not sent yet."""
         moment = self._clock()
         return moment._replace(seconds=moment.seconds - self._held - self._holding(moment.seconds))
 
     def _holding(self, now: float) -> float:
-        """Return for how many seconds the write under way has held up what leaves."""
+        """Return for how many seconds the write in progress has delayed what leaves."""
         return 0.0 if self._writing_since is None else max(0.0, now - self._writing_since - HELD_SECONDS)
 
     async def _write(self, batch: list[LogItem]) -> None:
@@ -192,8 +193,8 @@ class RoundDriver:
             await asyncio.shield(self._closing)
 
     async def flush(self) -> None:
-        """Put everything so far on disk and send it. Raises what the disk raises, or raised before. Who waits may be cancelled, by
-        a caller that hangs up: what waits to be sent is everybody's, and leaves all the same."""
+        """Write everything so far and send it. Raises the write's error, also of an earlier write. A caller that hangs up
+        cancels only its own wait: the outbox belongs to all callers."""
         flushing = asyncio.create_task(self._flush(self._produced), name="flush")
         flushing.add_done_callback(lambda task: task.cancelled() or task.exception())  # `run` raises it
         await asyncio.shield(flushing)

@@ -1,8 +1,9 @@
-"""Who is heard: a peer with an open stream that says something now and then.
+"""Liveness: a peer is live while its stream is open and heartbeats arrive.
 
-A stream that breaks is absence at once: the kernel of a machine closes the sockets of a process that was killed. Silence on an
-open stream, of a machine that lost its power or its line, is absence after the run's liveness window. Replays are no signs of life:
-every heartbeat is signed, and its sequence is above all that were seen. Who says that a box of its cluster is away is absent too.
+A broken stream means absence at once: a kernel closes the sockets of a killed process. Silence on an open stream means
+absence after the run's liveness window, for example after a power or network failure. Replays prove nothing: every
+heartbeat is signed, and its sequence is higher than every earlier one. A peer that reports a missing host of its
+cluster is absent, too.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,7 +19,7 @@ __all__ = ["Liveness"]
 
 @dataclass
 class Sign:
-    """A peer's last sign of life."""
+    """Last heartbeat of a peer."""
 
     heard_at: float
     heartbeat: pb.Heartbeat
@@ -35,7 +36,7 @@ class Liveness:
     signs: dict[str, Sign] = field(default_factory=dict)
 
     def hear(self, heartbeat: Statement[pb.Heartbeat]) -> bool:
-        """Whether it is a sign of life: newer than all that were seen. Peers without a stream are not remembered beyond a bound."""
+        """Return whether the heartbeat is new. Peers without a stream are remembered up to a bound only."""
         sign = self.signs.get(heartbeat.peer)
         if sign is None:
             if len(self.signs) >= limits.KNOWN_PEERS:
@@ -48,7 +49,7 @@ class Liveness:
         return True
 
     def open_stream(self, peer: str, length: int) -> bool:
-        """Whether it counts: not of who was not heard, or is beyond that bound."""
+        """Return whether the stream counts: the peer has sent a heartbeat, and is within the bound."""
         sign = self.signs.get(peer)
         if sign is None:
             return False
@@ -65,7 +66,8 @@ class Liveness:
         return sign.streams > 0 and self.clock() - sign.heard_at <= self.window_seconds
 
     def forget(self, keep: Iterable[str]) -> None:
-        """Drop peers that have no stream and that nobody asks about; their sequence starts anew with their next stream."""
+        """Forget peers that have no stream and that the caller does not need; their sequence starts again with their next
+        stream."""
         wanted = set(keep)
         for peer in [peer for peer, sign in self.signs.items() if not sign.streams and peer not in wanted]:
             del self.signs[peer]

@@ -1,8 +1,8 @@
-"""The open round as it is kept: the inputs of the round machine since the last commit, in order, and the commits that cut them off.
+"""Log of the open round: inputs of the round machine since the last commit, in order, and the commits that end them.
 
-`RoundLog` is what the driver needs of it. `InputLog` is the one beside the chain, in the same database: one transaction writes a
-batch of inputs; a commit and the cutting off of the inputs before it are one transaction too. So a restart stands where the last
-batch ended, whatever was happening; what a crash takes away, its senders say again. shared_log.py is the other, for several
+The driver uses `RoundLog`. `InputLog` stores it beside the chain, in the same database. One transaction writes a batch
+of inputs; a commit and the removal of the inputs before it are one transaction, too. A restart therefore resumes after
+the last batch, and senders repeat what a crash lost. shared_log.py is the other implementation, for several
 coordinators.
 """
 
@@ -51,7 +51,8 @@ LogItem = Entry | Committed | KeptFirst
 class RoundLog(Protocol):
     @property
     def healed(self) -> bool:
-        """What we signed may be missing in it: more than half of the roster must be heard before anything is signed."""
+        """Return whether signed statements may be missing in the log. If so, more than half of the roster must be live
+        before anything is signed."""
         ...
 
     def replay(self) -> Iterable[Entry]:
@@ -59,7 +60,8 @@ class RoundLog(Protocol):
         ...
 
     async def write(self, batch: Sequence[LogItem]) -> None:
-        """Durable, and the chain's file holds its commits, when this returns. After an exception nothing may be signed."""
+        """Write a batch. On return it is durable, and the chain file contains its commits. After an exception nothing may
+        be signed."""
         ...
 
 
@@ -142,7 +144,7 @@ def row_of(event: Input) -> Row:
 
 
 def input_of(row: Row, run_id: bytes) -> Input:
-    """Of which `row_of` made the row. Raises RemoteError where a statement in it does not hold."""
+    """Return the input from which `row_of` made the row. Raises RemoteError if a statement in it is invalid."""
     peer, detail, envelope = row.peer or "", row.detail or "", row.envelope or b""
     match row.kind:
         case "received":

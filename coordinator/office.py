@@ -1,4 +1,4 @@
-"""One of several coordinators over a store: its way from the start to the lead, and what it does to keep it."""
+"""Leader election: from start-up to the lease, and keeping the lease."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ from dilocox.transport.tasks import Tasks
 __all__ = ["Office", "take_office", "win_office", "write_down_store"]
 
 MARKER = "shared-store"
-"""In the run's folder of who was started with a store."""
+"""File in the run's folder of a coordinator that was started with a store."""
 
 
 def write_down_store(folder: Path, place: StorePlace | None) -> bool:
@@ -47,7 +47,7 @@ def write_down_store(folder: Path, place: StorePlace | None) -> bool:
 
 
 class OwnIncarnation:
-    """See desk.Incarnation."""
+    """Implementation of frontend.Incarnation."""
 
     def __init__(self, home: DataDirectory, network: Network, log: SharedLog | None) -> None:
         """`log`: None where this is the only coordinator."""
@@ -67,7 +67,7 @@ class Office:
     desk: Desk
     election: ElectionService
     log: SharedLog | None
-    """None: it is the only coordinator, and leads from its start on."""
+    """Log in the store. None: this is the only coordinator, and it leads from its start."""
 
     def open(self, service: CoordinatorService) -> None:
         """Serve, and answer the peers that wait for a leader."""
@@ -76,7 +76,7 @@ class Office:
 
 
 async def take_office(home: DataDirectory, chain: ChainFile, network: Network, desk: Desk) -> Office:
-    """Of the only coordinator. Nodes may have heard of others that there were before."""
+    """Make the only coordinator leader. Nodes may have records of earlier coordinators."""
     election = ElectionService(desk, chain, network.callers, OwnIncarnation(home, network, None))
     rpc.add_ElectionServicer_to_server(election, network.server)
     await network.server.start()
@@ -97,8 +97,9 @@ async def win_office(
     tell_places: Callable[[Sequence[Holder]], None],
     shared_before: bool,
 ) -> Office:
-    """Stand by until we lead; from then on `tasks` keep the lease, and fail with DeposedError once it is gone. `tell` hears what we
-    do meanwhile, `tell_places` where the coordinators are. `shared_before`: see `SharedLog`. Raises Stopped, ConfigError."""
+    """Stand by until this coordinator leads. From then on `tasks` renew the lease, and fail with DeposedError once it is
+    lost. `tell` receives sentences about progress, `tell_places` the coordinators' addresses. `shared_before`: see
+    `SharedLog`. Raises Stopped, ConfigError."""
     digest = sha256(network.endpoint.certificate.certificate_der)
     store, channels = place.open(), ChannelPool(home.identity, chain.manifest.run_id)
     closing.push_async_callback(store.close)

@@ -1,7 +1,8 @@
-"""A batch of the log as values of a store: rows in parts of at most `PART_BYTES`. Pure.
+"""Chunks of log entries: rows of a batch, in values of at most `PART_BYTES`. Pure.
 
-The parts of all batches are numbered on, each a key of its own. The first byte of a part says whether its batch begins, and ends,
-with it. A batch whose end is missing was never written: its writer fell, and the next batch begins with a part that says so.
+Chunks of all batches are numbered in sequence, each with a key. The first byte of a chunk tells whether its batch
+begins, and ends, there. A batch without an end was never written: its writer failed, and the next batch begins with a
+chunk of its own.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +20,7 @@ __all__ = ["COMMIT", "KEPT", "PART_BYTES", "Batch", "entry_of", "in_parts", "on_
 PART_BYTES = MIB
 """etcd takes requests of 1.5 MiB by default, and its gateway answers of 4 MiB."""
 BATCH_PARTS = 256
-"""Of a batch: far more than a round of 1,000 clusters brings in all."""
+"""Most chunks of a batch: far more than a round of 1,000 clusters needs."""
 BEGINS, ENDS = 1, 2
 COMMIT, KEPT = "commit", "kept"
 """Kinds of rows beside those of inputs."""
@@ -38,7 +39,7 @@ def rows_of(items: Sequence[LogItem]) -> Iterator[pb.LogRow]:
 
 
 def entry_of(row: pb.LogRow, run_id: bytes) -> Entry:
-    """Raises RemoteError where a statement in it does not hold."""
+    """Return the entry of a row. Raises RemoteError if a statement in it is invalid."""
     columns = Row(row.kind, row.peer, row.reason, row.detail, row.envelope)
     return Entry(input_of(columns, run_id), Moment(row.seconds, row.wall_ms))
 
@@ -75,8 +76,8 @@ class Batch:
 
 
 def on_our_clock(entries: Sequence[Entry], now: Moment) -> list[Entry]:
-    """The same inputs with moments of our monotonic clock, which is another machine's than theirs. What one process wrote keeps its
-    distances, and ends when the clocks on the wall say."""
+    """Return the same inputs with times of this machine's monotonic clock. Distances between entries of one process stay;
+    the last entry matches the wall clocks."""
     moved: list[Entry] = []
     last: Entry | None = None
     shift = 0.0

@@ -45,9 +45,9 @@ __all__ = ["Contacts", "CoordinatorService"]
 log = logging.getLogger(__name__)
 
 PRESENCE_SECONDS = 1.0
-"""How often silence is looked for, and the state of the round told."""
+"""Interval of the search for silent peers, and of reports of the round's state."""
 LOOKS_AT_ONCE = 16
-"""Peers whose silence, or return, is told to the machine in one go."""
+"""Most peers whose silence or return the machine receives in one step."""
 WATCH_BACKLOG = 4096
 """Events queued for a watcher before it is dropped; it reconnects and catches up from the chain."""
 _OUTCOMES = {
@@ -81,7 +81,7 @@ class Buckets:
 
 class Callers(Protocol):
     def peer(self, context: Context) -> str:
-        """Return the caller's peer id; empty where it says none. Raises RemoteError where its credential does not hold."""
+        """Return the caller's peer id; empty if it sends none. Raises RemoteError if its credential is invalid."""
 
 
 class Directory(Protocol):
@@ -93,16 +93,17 @@ class Directory(Protocol):
 
 @dataclass(frozen=True)
 class Contacts:
-    """Which peer calls our server, and where peers are."""
+    """Callers of the server, and addresses of peers."""
 
     callers: Callers
     directory: Directory
 
 
 _APPRAISERS = ThreadPoolExecutor(1, "appraise")
-"""Of evidence: a stranger's may take a while, and must not keep the threads that write what we sign."""
+"""Thread that verifies evidence. Evidence of an unknown peer may take seconds, and must not block the threads that write
+statements."""
 RECORD_SECONDS = 30.0
-"""Between two changes of a member's record that everybody is told: addresses do not change more often."""
+"""Shortest time between two published changes of a member's record: addresses do not change more often."""
 
 
 class CoordinatorService(rpc.CoordinatorServicer):
@@ -128,7 +129,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
         """Newest answer to GetPresence, and its time."""
         self._challenges = Challenges(lambda: clock().seconds)
         self._appraising: set[str] = set()
-        """Senders, as of `judge`, whose evidence is looked at or waits for it."""
+        """Senders, as `judge` names them, whose evidence is being verified or waits for it."""
         self.record: Statement[pb.PeerRecord] | None = None
         """Our signed peer record; set before it serves the run."""
         self._contacts, self.events = contacts, events
@@ -139,11 +140,11 @@ class CoordinatorService(rpc.CoordinatorServicer):
         self._buckets = Buckets(lambda: clock().seconds)
         self.liveness = Liveness(chain.manifest.rounds.liveness_seconds, lambda: clock().seconds)
         self.ballot: Statement[object] | None = None
-        """As published: what is not on disk yet is told to nobody."""
+        """Published ballot. Peers receive nothing that is not durable yet."""
         self.records: dict[str, Statement[pb.PeerRecord]] = {}
-        """Of the roster and of who claims: how to dial them."""
+        """Records of the roster and of claiming peers: their addresses."""
         self._told: dict[str, tuple[float, pb.PeerRecord]] = {}
-        """By member: when its record was passed on, and what it said."""
+        """Time and content of the record published last, by member."""
         self._said = ""
         self.driver = RoundDriver(identity, chain, self._publish, clock, rounds, self.emit)
 
@@ -173,10 +174,10 @@ class CoordinatorService(rpc.CoordinatorServicer):
         else:
             log.log(level, "%s", event.line())
 
-    # Who is heard
+    # Liveness
 
     def look_around(self) -> None:
-        """Tell the machine whom of the roster and of those who claim we hear, and whom no longer."""
+        """Tell the machine which peers of the roster, and which claiming peers, became live or absent."""
         for _ in self._look():
             pass
 
@@ -199,10 +200,11 @@ class CoordinatorService(rpc.CoordinatorServicer):
             self._contacts.directory.know([self.identity.peer, *sorted(here)])
 
     def _hears(self, peer: str) -> bool:
-        """Who knows more of the chain than we do is heard when it gave that back."""
+        """Return whether a peer is live. A peer with a longer chain counts as live only after it has returned the missing
+        commits."""
         return self.liveness.alive(peer) and self.liveness.signs[peer].length <= self.state.head.round
 
-    # What we say
+    # Publishing
 
     def _publish(self, sent: Statement[object] | Differ) -> None:
         if isinstance(sent, Differ):
@@ -249,7 +251,8 @@ class CoordinatorService(rpc.CoordinatorServicer):
     # gRPC
 
     def learn_own_record(self, record: Statement[pb.PeerRecord]) -> None:
-        """Our newest record, for those who ask for the run; where several coordinators are, everybody hears of it."""
+        """Store this coordinator's newest record, for peers that ask for the run. With several coordinators every peer
+        receives it."""
         before, self.record = self.record, record
         if self.shared and (before is None or _says_more(record.body, before.body)):
             self._tell(services.WatchEvent(statement=record.envelope))
@@ -272,7 +275,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
         return self._presence
 
     async def _caller(self, context: Context) -> str:
-        """Peer id; empty for a spectator. Ends the call where the credential does not hold."""
+        """Return the caller's peer id; empty for a spectator. Ends the call if the credential is invalid."""
         assert self._contacts is not None, "a server calls it"
         try:
             return self._contacts.callers.peer(context)
@@ -287,7 +290,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
         return self.answer(request, judgement).envelope
 
     def answer(self, request: pb.Envelope, judgement: Judgement) -> Statement[pb.Answer]:
-        """Signed: what we said of whose words can be shown to others."""
+        """Return a signed answer, so that the peer can prove to others what this coordinator answered."""
         head = self.chain.head
         body = pb.Answer(
             statement=sha256(request.key, request.body),
@@ -301,7 +304,8 @@ class CoordinatorService(rpc.CoordinatorServicer):
         return seal(self.identity, pb.KIND_ANSWER, self._run_id, body)
 
     async def submitted(self, request: pb.Envelope, caller: str, address: str) -> Judgement:
-        """Who signed a statement brings it; what we signed ourselves may come back from anybody."""
+        """Judge a submitted statement. Only its signer may submit a statement; any peer may return a commit that this
+        coordinator signed."""
         signer = peer_id(request.key) if len(request.key) == 32 else ""
         if request.kind != pb.KIND_COMMIT and (not signer or caller != signer):
             return reject(pb.REASON_BAD_SIGNATURE, "a statement is brought by its signer")
@@ -349,7 +353,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
         return ignore(pb.REASON_STALE_ROUND, f"round {self.state.head.round} is open")
 
     def _refuse(self, peer: str, reason: pb.Reason, detail: str) -> Judgement:
-        """Reject, and keep it for the commit while there is room."""
+        """Reject a statement, and record the rejection for the commit while there is space."""
         self.driver.feed(Refused(peer, reason, detail))
         return reject(reason, detail)
 
@@ -372,7 +376,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
         return ACCEPT
 
     def _take_record(self, statement: Statement[pb.PeerRecord]) -> Judgement:
-        """Kept for the others: the DHT is not needed to find them."""
+        """Store a peer's record for the other peers: they find it without the DHT."""
         known = self.records.get(statement.peer)
         if not self._known(statement.peer):
             return ignore(pb.REASON_NOT_ON_ROSTER, "not on the roster and not claiming")
@@ -386,7 +390,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
         return ACCEPT
 
     def pass_on_records(self) -> None:
-        """Of the roster, what says something new, and of each member not more than one in a while."""
+        """Publish new records of the roster, at most one of each member per interval."""
         now, members = self._clock().seconds, self.state.head.cluster_by_peer.keys() | self._holders
         for peer in sorted(self.records.keys() & members):
             record, (at, told) = self.records[peer], self._told.get(peer, (-math.inf, None))
@@ -399,7 +403,8 @@ class CoordinatorService(rpc.CoordinatorServicer):
         self._told = {peer: told for peer, told in self._told.items() if peer in members}
 
     def _has_turn(self, sender: str) -> bool:
-        """Whether evidence of this sender is looked at: of each one at a time, and of strangers not of many."""
+        """Return whether this sender's evidence may be verified now: one at a time of each sender, and few of unknown
+        peers."""
         strangers = sum(not self._known(other) for other in self._appraising)
         return sender not in self._appraising and (self._known(sender) or strangers < limits.APPRAISALS)
 
@@ -446,7 +451,8 @@ class CoordinatorService(rpc.CoordinatorServicer):
             await context.abort(code, error.detail)
 
     async def follow(self, request: services.WatchRequest, caller: str, address: str) -> AsyncGenerator[services.WatchEvent]:
-        """Everything from a commit on. Raises RemoteError where the caller, or strangers, have streams enough."""
+        """Yield everything from a commit on. Raises RemoteError if the caller, or all unknown peers together, have enough
+        streams."""
         with self._streams.joined(caller, address):
             async with aclosing(self._follow(request, caller)) as events:
                 async for event in events:
@@ -481,7 +487,8 @@ class CoordinatorService(rpc.CoordinatorServicer):
                 self.look_around()
 
     def greet(self, request: services.WatchRequest, caller: str) -> str:
-        """The peer whose sign of life this stream is; empty for a spectator. Nobody says hello for another."""
+        """Return the peer for which this stream is a heartbeat; empty for a spectator. No peer may send another peer's
+        heartbeat."""
         if not request.HasField("hello"):
             return ""
         try:

@@ -1,26 +1,27 @@
-"""The open round in a store that several coordinators of one run share: one leads and writes, the others follow and stand by.
+"""Log of the open round in a store that several coordinators share: the leader writes, the standbys follow.
 
-Everything stands under PREFIX/RUN_ID/:
+All keys are under PREFIX/RUN_ID/:
 
-    format      what made these keys: nothing is written beside keys of others
-    leader      who leads, as long as its lease is kept. Its value, which no other life repeats, is the leader's *fence*
-    next        the number of the part that is written next; there from the first part on
-    log/N       the parts, in order (parts.py): the inputs of the open round, and the last commits; each after a digest of the one
-                before it
-    starts      a number above that of every life of a leader: its signed record is newer than theirs
-    places/ID   where coordinators are: each writes its own key
+    format      program that made these keys: a coordinator writes nothing beside keys of another program
+    leader      leader, while its lease lasts. Its value, which is unique to its incarnation, is the leader's *fence*
+    next        number of the next chunk; it exists from the first chunk on
+    log/N       chunks, in order (log_chunks.py): inputs of the open round, and the last commits; each begins with a digest of the
+                one before it
+    starts      a number above every incarnation of a leader: the next leader's signed record is newer than all earlier ones
+    places/ID   addresses of coordinators: each writes its key only
 
-**The fence is in the store.** A part is written by a transaction that holds only while `leader` is what the writer made it and
-`next` is its part's number, and that moves `next` on. So who was paused, cut off or slow and no longer leads is refused by the
-store, whatever its clock says; a request that arrives twice, or late, is applied once; and a commit is in the log of everybody
-before its first byte leaves. An answer that does not come is no answer: the same transaction is sent again until there is one.
+**The fence is in the store.** The transaction of a chunk succeeds only while `leader` is the writer's value and `next` is the
+chunk's number, and it increments `next`. So the store rejects a leader that was paused, cut off or slow and has lost the lease,
+whatever its clock reads. A request that arrives twice, or late, is applied once. Every log contains a commit before its first byte
+leaves. The leader sends a transaction without an answer again until there is an answer.
 
-**Nothing is lost.** Who is elected reads on to the end, which nobody else moves from then on, and stands where the last leader's
-last batch ended. Commits are also in each coordinator's own chain, verified; the log keeps the last `COMMITS_KEPT`. A log without
-one whole batch is nobody's yet: a chain that moves in is the first, whole or not at all.
+**Nothing is lost.** A new leader reads to the end, which no other coordinator moves from then on, and resumes after the last batch.
+Each coordinator's chain also contains the commits, verified; the log contains the last `COMMITS_KEPT`. A log without one whole
+batch belongs to no chain yet: the chain that moves in is the first, completely or not at all.
 
-**A store is not trusted to remember.** It may be restored from a copy, replaced by an empty one, or given up. What leaves it is
-numbered by lives, not by its revisions (desk.py); who follows notices where the log went on from another part than it read.
+**A store is not trusted to remember.** It may be restored from a copy, replaced by an empty one, or abandoned. So what leaves it is
+numbered by incarnations, not by its revisions (frontend.py). A standby notices if the log continues after another chunk than the
+one it read.
 """
 
 import asyncio
@@ -52,23 +53,25 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LEASE_SECONDS = 3
-"""Who leads and is not heard by the store for so long may be followed by another. etcd's shortest is 2 s."""
+"""Length of the lease: another coordinator may lead after a leader was silent for so long. The shortest that etcd grants
+is 2 s."""
 KEEP_SECONDS = 0.5
 FOLLOW_SECONDS = 0.4
-"""Between two looks of who stands by."""
+"""Interval at which a standby reads the store."""
 AGAIN_SECONDS = 0.1
 """After no answer."""
 PAGE = 64
 """Parts read at once."""
 COMMITS_KEPT = 16
-"""In the log, with the inputs of their rounds: who was away for less reads on from there; else the leader is asked for commits."""
+"""Commits in the log, with the inputs of their rounds. A standby that missed fewer reads on; another one asks the leader
+for commits."""
 LINK_BYTES = 8
 """A part begins with so much of the SHA-256 of the part before it: against stores that forget, not against who writes to them."""
 FORMAT = b"dilocox coordinator log 1"
 
 
 class DeposedError(LocalError):
-    """We do not lead any more: the store says so."""
+    """Error: the store says that this coordinator does not lead any more."""
 
 
 class BehindError(LocalError):
@@ -80,12 +83,12 @@ class BehindError(LocalError):
 
 
 class UnreadableError(LocalError):
-    """What the log holds is no round that a coordinator wrote."""
+    """Error: the log contains no round that a coordinator wrote."""
 
 
 @dataclass(frozen=True)
 class Holder:
-    """A coordinator, as it says in the store where it is."""
+    """Address of a coordinator, as it writes it to the store."""
 
     name: str
     address: str
@@ -114,7 +117,7 @@ class Holder:
 
 
 def _place(item: Item) -> Holder | None:
-    """Where a coordinator is; None where the store says what none wrote."""
+    """Return a coordinator's address. None: no coordinator wrote this value."""
     try:
         return Holder.parse(item.value)
     except ValueError as error:
@@ -133,8 +136,8 @@ class SharedLog:
         shared_before: bool = False,
         tell_places: Callable[[Sequence[Holder]], None] = lambda places: None,
     ) -> None:
-        """Nothing is read or written yet. `clock`: of the driver. `shared_before`: others may have signed what this chain lacks.
-        `tell_places`: called with the places of the other coordinators when they changed."""
+        """Read and write nothing yet. `clock`: the driver's. `shared_before`: others may have signed statements that this
+        chain does not contain. `tell_places`: called with the other coordinators' addresses after a change."""
         self._tell_places = tell_places
         self._store, self._chain, self._me, self._clock = store, chain, me, clock
         self._run_id, self._local = chain.manifest.run_id, InputLog(chain)
@@ -154,11 +157,11 @@ class SharedLog:
         self._whole = False
         """Whether the log has a batch that ends."""
         self._starts: deque[int] = deque()
-        """Of the log's batches with a commit: their first parts."""
+        """First chunks of the log's batches that contain a commit."""
         self.leader: Holder | None = None
-        """As of the last look."""
+        """Leader at the last read."""
         self.places: tuple[Holder, ...] = ()
-        """Where all coordinators of the run are, ourselves among them."""
+        """Addresses of all coordinators of the run, this one included."""
         self.healed = False
 
     def _key(self, name: str) -> str:
@@ -167,7 +170,7 @@ class SharedLog:
     def _part(self, number: int) -> str:
         return self._key(f"log/{number:016d}")
 
-    # Who stands by
+    # Standby
 
     async def enter(self) -> None:
         """Say where we are. Raises ConfigError where the prefix is not ours, and where too many are there already."""
@@ -188,7 +191,7 @@ class SharedLog:
         return self._key(f"places/{self._me.certificate[:16]}")
 
     async def look(self) -> None:
-        """Who leads, and where all are. Raises StoreError."""
+        """Read which coordinator leads, and the addresses of all. Raises StoreError."""
         leaders = await self._store.read(self._key("leader"), self._key("leader0"), 1)
         try:
             self.leader = Holder.parse(leaders[0].value) if leaders else None
@@ -196,7 +199,7 @@ class SharedLog:
             raise StoreError(f"its key {self._key('leader')} says nothing that a coordinator wrote: {error}") from error
         places = await self._store.read(self._key("places/"), self._key("places0"), limits.COORDINATORS)
         found = tuple(holder for each in places if (holder := _place(each)) is not None)
-        if self._me not in found:  # the store lost it, and what says whose keys these are
+        if self._me not in found:  # the store lost it; the key also marks the prefix as used by this run
             await self.enter()
             found = (*found, self._me)
         if found != self.places:
@@ -214,7 +217,7 @@ class SharedLog:
 
     @property
     def _link(self) -> bytes:
-        """What the next part begins with."""
+        """Return the prefix of the next chunk."""
         return self._read[1][:LINK_BYTES] if self._read is not None else bytes(LINK_BYTES)
 
     async def _follow(self) -> None:
@@ -277,11 +280,11 @@ class SharedLog:
         self._entries.clear()
         self._starts.clear()
 
-    # Who leads
+    # Leader
 
     async def stand(self) -> bool:
-        """Follow, and try to lead where nobody does: whether we lead now, having read all that was written before. Raises what
-        `follow` raises."""
+        """Follow, and try to lead if no coordinator does. Return whether this one leads now, after reading everything
+        written before. Raises what `follow` raises."""
         await self.look()
         await self.follow()
         if self.leader is not None:
@@ -314,14 +317,15 @@ class SharedLog:
         return True
 
     def _check_moved(self) -> None:
-        """Raises UnreadableError where somebody's chain is half in the store, and we have none: the run would begin again."""
+        """Raise UnreadableError if the store contains part of another chain and this coordinator has none: the run would
+        begin again."""
         if self._next and not self._whole and not self._chain.length:
             raise UnreadableError(
                 f"a coordinator did not end moving its chain into {self._root}: start that one again, or one that has the chain"
             )
 
     async def _open(self) -> None:
-        """Read on to the end, and bring what the log lacks: all of it, where it is new; commits, where the store was restored."""
+        """Read to the end, and write what the log misses: everything if it is new; commits if the store was restored."""
         if not await self._ask(self._remembers):
             log.warning("the store does not hold any more what we read there: the log is read from its beginning on")
             self.begin_again()
@@ -338,7 +342,7 @@ class SharedLog:
             await self._append(self._commits(max(self._round, self._chain.length - COMMITS_KEPT)))
 
     async def _remembers(self) -> bool:
-        """Whether the last part that we read is still what it was; nobody writes but us who lead."""
+        """Return whether the last chunk read is still the same. While this coordinator leads, no other one writes."""
         if self._read is None:
             return True
         number, digest = self._read
@@ -346,19 +350,19 @@ class SharedLog:
         return bool(found) and sha256(found[0].value) == digest
 
     def _commits(self, first: int) -> list[LogItem]:
-        """From this one on, as they are written to a log."""
+        """Return the commits from this number on, as the log stores them."""
         head = self._chain.head
         return [Committed(head, commit, head) for commit in self._chain.commits(first)]
 
     async def number_of_life(self, at_least: int) -> int:
-        """Of us who lead: above those of all who led before."""
+        """Return a number for this leader's incarnation: higher than those of all earlier leaders."""
         found = await self._ask(lambda: self._store.read(self._key("starts"), self._key("starts0"), 1))
         number = max(at_least, *(int(item.value) + 1 for item in found)) if found else at_least
         await self._apply([], [Put(self._key("starts"), str(number).encode())], lambda found: False)
         return number
 
     async def keep_office(self) -> None:
-        """Keep the lease, for ever. Raises DeposedError once the store says that it is gone."""
+        """Renew the lease, for ever. Raises DeposedError once the store reports it as lost."""
         silent = False
         while True:
             await asyncio.sleep(KEEP_SECONDS)
@@ -410,7 +414,8 @@ class SharedLog:
             last = number == began + len(parts) - 1
 
             def was_ours(found: Found, key: str = position.key, after: bytes = after) -> bool:
-                """An earlier try, whose answer was lost: nobody but us moves it on while we lead."""
+                """Return whether an earlier try succeeded although its answer was lost: while this coordinator leads, no
+                other one writes."""
                 return key in found.items and found.items[key].value == after
 
             await self._apply([position], [*changes, *(old if last else [])], was_ours)
@@ -437,7 +442,7 @@ class SharedLog:
             raise LocalError(f"the log under {self._root} was changed by somebody who does not lead. Whose keys are these?")
 
     def _forgot(self, found: Found) -> bool:
-        """Whether the log ends before the part that is to be written: we have to read it, and tell it what it lacks."""
+        """Return whether the log ends before the next chunk: it must then be read, and receive what it misses."""
         end = found.items.get(self._key("next"))
         return int(end.value if end is not None else 0) < self._next
 

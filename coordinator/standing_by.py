@@ -24,11 +24,12 @@ log = logging.getLogger(__name__)
 STALL_SECONDS = 10.0
 """A leader from which no commit comes for so long is asked again."""
 UNREADABLE_SECONDS = 5.0
-"""A log that cannot be read is read whole again after so long: somebody has to mend it."""
+"""Interval between two full reads of an unreadable log: an operator must repair it."""
 
 
 async def stand_by(shared: SharedLog, chain: ChainFile, channels: ChannelPool, tell: Callable[[str], None]) -> None:
-    """Until this coordinator leads. `tell` hears what it does meanwhile. Raises ConfigError where it never can."""
+    """Wait until this coordinator leads. `tell` receives sentences about progress. Raises ConfigError if it never can
+    lead."""
     await shared.enter()
     said = ""
     while True:
@@ -52,7 +53,7 @@ async def stand_by(shared: SharedLog, chain: ChainFile, channels: ChannelPool, t
 
 
 async def _catch_up(shared: SharedLog, chain: ChainFile, channels: ChannelPool, until: int) -> str:
-    """The commits that the log does not keep any more, from who leads; a sentence."""
+    """Fetch commits that the log does not contain any more from the leader. Return a sentence about it."""
     lacks = f"it lacks commits {chain.length} to {until - 1}, which the store keeps no more"
     if shared.leader is None:
         return f"{lacks}, and nobody leads: start a coordinator that has them, or copy its chain.db"

@@ -1,7 +1,8 @@
-"""What several coordinators need of a store that they share: linearizable keys, one transaction at a time, and leases.
+"""Interface of a store that several coordinators share: linearizable keys, one transaction at a time, and leases.
 
-The plugin dilocox-etcd is one over etcd's JSON gateway; the tests' fake has the same semantics. A caller may get no answer
-(StoreError), and not know whether a transaction was applied: shared_log.py sends what is applied once, however often it arrives.
+The plugin dilocox-etcd implements it over etcd's JSON gateway; the tests' fake has the same semantics. After a
+StoreError the caller does not know whether its transaction was applied. shared_log.py sends transactions that have an
+effect only once.
 """
 
 from collections.abc import Sequence
@@ -54,11 +55,11 @@ class Item:
 
 @dataclass(frozen=True)
 class Guard:
-    """What must hold for a transaction to be applied."""
+    """Condition of a transaction."""
 
     key: str
     value: bytes | None = None
-    """What the key says; None: it is not there."""
+    """Value that the key must have. None: the key must not exist."""
 
 
 @dataclass(frozen=True)
@@ -82,11 +83,11 @@ Change = Put | Delete
 
 @dataclass(frozen=True)
 class Found:
-    """How a transaction ended."""
+    """Result of a transaction."""
 
     applied: bool
     items: dict[str, Item] = field(default_factory=dict)
-    """Where it was not: what was asked for, of what was there."""
+    """If it was not applied: the requested keys that exist."""
 
 
 class Store(Protocol):
@@ -97,7 +98,8 @@ class Store(Protocol):
         ...
 
     async def apply(self, guards: Sequence[Guard], changes: Sequence[Change], otherwise: Sequence[str] = ()) -> Found:
-        """All changes where all guards hold, else none; `otherwise`: the keys to read then, at the same revision."""
+        """Apply all changes if all guards are true, else none. `otherwise`: keys to read in that case, at the same
+        revision."""
         ...
 
     async def grant(self, seconds: int) -> int:
@@ -105,11 +107,11 @@ class Store(Protocol):
         ...
 
     async def keep(self, lease: int) -> bool:
-        """Whether it was still there, and begins anew."""
+        """Renew a lease. Return whether it still existed."""
         ...
 
     async def revoke(self, lease: int) -> None:
-        """It ends now; fine where it is gone."""
+        """End a lease now; does nothing if it does not exist."""
         ...
 
     async def close(self) -> None: ...
@@ -129,7 +131,7 @@ class StoreFiles:
 
 
 class StorePlace(Protocol):
-    """Place of a store."""
+    """Address of a store."""
 
     @property
     def label(self) -> str:

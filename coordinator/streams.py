@@ -1,4 +1,4 @@
-"""Who holds a call open: whom we know has some of its own; strangers share a few, at an address fewer."""
+"""Stream quotas: some for each known peer, and one shared quota for unknown peers with a lower limit per address."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ __all__ = ["Streams"]
 
 @dataclass(eq=False)
 class Stream:
-    """Somebody who waits for what comes."""
+    """Open stream of a caller."""
 
     peer: str
     """Empty: it does not say who it is."""
@@ -28,7 +28,7 @@ class Streams:
 
     @contextmanager
     def joined(self, peer: str, address: str) -> Iterator[None]:
-        """Raises RemoteError where there is no room for one more."""
+        """Count a stream while the context is open. Raises RemoteError if the quota is used up."""
         stream = Stream(peer, address)
         self._check_room(stream)
         self._open.append(stream)

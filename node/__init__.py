@@ -1,1 +1,1 @@
-"""What takes part in a run: a node with its workers and boxes, a holder, an archive; what plans, checks and tries out a run."""
+"""Node, relay and archive daemons: members of a run, and the code that plans, checks and tries out a run."""

@@ -1,4 +1,4 @@
-"""What `dilocox plan` advises a site to take: codec, H and overlap, and what that cost a small model. Arithmetic only."""
+"""Advice of `dilocox plan` for a site: codec, H and overlap, and their measured cost on a small model. Arithmetic only."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -29,11 +29,11 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Measured:
-    """What hiding its exchange cost a small model, in the best arm of a codec and so many bits, or one that seeds do not tell from
-    it; and what that arm took."""
+    """Measured cost of hiding the exchange on a small model, in the best arm of a codec at so many bits, or in one that
+    seeds cannot distinguish from it; and the settings of that arm."""
 
     gap: float
-    """How far the committed model ended above AllReduce's with Muon (of momentum 0.95), as a share of its loss."""
+    """Final loss of the committed model above AllReduce's with Muon (momentum 0.95), as a fraction of that loss."""
     lead_weight: float
     muon_momentum: float
     outer_rate: float
@@ -44,7 +44,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Gaps:
-    """What was measured of runs of one length."""
+    """Measurements of runs of one length."""
 
     steps: int
     """Inner steps of a cluster."""
@@ -65,7 +65,7 @@ class Gaps:
         return known[0][1] if bits < known[0][0] else known[-1][1]
 
     def nearest(self, codec: str, bits: float) -> Measured:
-        """What was measured nearest to these bits, in their logarithm."""
+        """Return the measurement nearest to these bits, on a log scale."""
         of_codec = self.by_codec[codec]
         return of_codec[min(of_codec, key=lambda at: abs(math.log(at / bits)))]
 
@@ -106,20 +106,21 @@ GAPS = (
         },
     ),
 )
-"""The best arm that rebases in `python -m bench.study`, on a model of 0.23M parameters and 4 clusters, with Muon inside and Huffman
-coding, over AllReduce with momentum 0.95; a run is held against the length that is nearest in the logarithm. topk-int2 with k = 540
-of 4,096, at 0.016 bit and 3,000 steps with k = 230; other k are taken to cost as much at the same bits. Of int2 at 0.2 bit and
-1,200 steps it is the second: half the lead ended 0.7% lower, with every seed, but in runs of 600 steps the whole did wherever both
-were run. Bits are a cell's limit, of which 64 to 98% were sent. It ranks codecs and says which way the loss goes, no more."""
+"""Best rebasing arm in `python -m bench.study`, on a model of 0.23M parameters and 4 clusters, with Muon inside and
+Huffman coding, relative to AllReduce with momentum 0.95. A run is compared with the nearest length on a log scale.
+topk-int2 has k = 540 of 4,096, and k = 230 at 0.016 bit and 3,000 steps; other k are assumed to cost as much at the
+same bits. For int2 at 0.2 bit and 1,200 steps it is the second best: half the local mix ended 0.7% lower with every
+seed, but the whole did so in runs of 600 steps. Bits are a cell's limit, of which 64 to 98% were sent. The table ranks
+codecs and shows the sign of the effect, no more."""
 ALIKE = 0.005
 """Gaps that differ by no more say nothing: seeds make a difference of twice as much. Longer rounds cost the machines less."""
 HORIZONS = tuple(sorted({round(5 * 1.25**power) for power in range(25)}))
-"""H that are looked at, 5 to 1,059, …"""
+"""Candidates for H, 5 to 1,059."""
 LEAST_STEPS, LEAST_SECONDS = 10, 30.0
-"""… but none below so many steps whose round is shorter than this: the clock does not count all that a round takes of its own
-machines (votes, scores, how soon a disk is worn out); …"""
+"""Smallest H, and shortest round in seconds, of a candidate: the time model omits some work of a round (votes, scores,
+disk writes)."""
 LEAST_ROUNDS = 10
-"""… and in short runs no more than make so many rounds."""
+"""Least number of rounds: in short runs H is no larger."""
 
 
 @dataclass(frozen=True)
@@ -128,12 +129,12 @@ class Offer:
 
     compression: Compression
     method: Method
-    """With any H."""
+    """Method, for any H."""
 
 
 @dataclass(frozen=True)
 class Advice:
-    """What a site should take, and why not something else."""
+    """Advice for a site, with the alternatives."""
 
     estimate: Estimate
     compression: Compression
@@ -141,15 +142,15 @@ class Advice:
     hides: bool
     """Whether commits are there before the next phase ends."""
     bits: float
-    """For each parameter and inner step."""
+    """Bits per parameter and inner step."""
     gaps: Gaps
-    """By what the gap is told."""
+    """Measurements behind the gap."""
     binds: str
     """A sentence: what would have to be better for shorter rounds, or faster steps."""
 
     @property
     def gap(self) -> float:
-        """Of Muon with rebase."""
+        """Return the gap of Muon with rebase."""
         return self.gaps.gap(self.compression.codec, self.bits)
 
     @property
@@ -159,16 +160,16 @@ class Advice:
 
 
 def lengthened(method: Method, inner_steps: int, manifest: Manifest) -> Method:
-    """With another H, and as many phases until a late commit is waited for as the run has."""
+    """Return the method with another H, and the run's number of phases until a late commit is waited for."""
     rounds = manifest.rounds
     most = max(inner_steps, inner_steps * rounds.max_inner_steps // rounds.inner_steps)
     return replace(method, inner_steps=inner_steps, max_inner_steps=most)
 
 
 def advise(site: Site, offers: Sequence[Offer], manifest: Manifest) -> Advice:
-    """Of the codecs whose exchange some rounds hide, each in the shortest that do, the one that costs the least loss by GAPS, and
-    of those that cost about as much the one with the longest rounds; where none does, what trains on the most tokens. Codecs that
-    are none of GAPS are passed over; but a run of which they say nothing keeps its own, where that is offered."""
+    """Return the codec with the least loss by GAPS, among those whose exchange some rounds hide, each in its shortest such
+    rounds; among nearly equal ones, the one with the longest rounds. If no round hides the exchange, return the one
+    that trains most tokens. Codecs outside GAPS are skipped, but a run on such a codec stays on it if it is offered."""
     known = [offer for offer in offers if offer.compression.codec in gaps_of(manifest.training.total_steps).by_codec]
     own = [] if _is_of_gaps(manifest) else [offer for offer in offers if _is_same(offer.compression, manifest.compression)]
     found = [_shortest(site, offer, manifest) for offer in own or known]
@@ -210,7 +211,7 @@ def _hides(found: Estimate) -> bool:
 
 
 def gaps_of(steps: int) -> Gaps:
-    """What was measured of runs that are about as long."""
+    """Return the measurements of runs of about this length."""
     return min(GAPS, key=lambda gaps: abs(math.log(gaps.steps / steps)))
 
 
@@ -226,8 +227,8 @@ def _is_of_gaps(manifest: Manifest) -> bool:
 
 
 def settings_of(advice: Advice, manifest: Manifest) -> dict[str, dict[str, Any]]:
-    """What the run file says that takes it, by section: [compression] whole, and of others these keys. The run stays as long. Lead,
-    momenta and rates are those with which the nearest bits were measured, where they were."""
+    """Return the run file's settings for the advice, by section: [compression] whole, of others these keys. The length of
+    the run stays. Local mix, momenta and rates are those of the nearest measurement, if there is one."""
     method, rounds = advice.estimate.method, advice.estimate.round
     told: dict[str, dict[str, Any]] = {
         "compression": advice.compression.model_dump(exclude_unset=True),

@@ -33,7 +33,8 @@ class ApplyBuilder:
         return await read_index(self._manifest, self._downloader.store, blob, fetch)
 
     async def take(self, commit: Statement[pb.Commit]) -> worker.Apply:
-        """Download what a commit counts of our stages; return what workers apply. Raises RemoteError where nobody serves it."""
+        """Download what a commit counts for this host's stages; return the workers' command. Raises RemoteError if no peer
+        serves it."""
         holders, items, by = holders_of(commit.body), taken(commit.body), NamedBy(commit.body.round)
         leaves = []
         for item in items:
@@ -47,7 +48,7 @@ class ApplyBuilder:
         return worker.Apply(commit=commit.envelope.SerializeToString(), takes=takes)
 
     async def counts(self, commit: Statement[pb.Commit]) -> worker.Apply:
-        """Return whom a commit counts and what it clips of them; download no payload. If nobody serves a payload index any more,
+        """Return the counted clusters and clips of a commit, without payloads. If no peer serves a payload index any more,
         the clips of single tensors are unknown."""
         holders, items = holders_of(commit.body), taken(commit.body)
         try:

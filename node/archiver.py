@@ -1,7 +1,7 @@
-"""Keeps a run's archive: its chain, the states that it agreed on, its data, and by choice every payload that counted.
+"""Archiver: copies a run's chain, agreed states, data, and optionally every counted payload to an archive.
 
-What is missing is looked up, level by level, and fetched from peers as a joiner would; then one head names it. A restart, and an
-archive that could not be reached for a day, go on with what peers still keep.
+It finds missing objects level by level, and fetches them from peers as a joiner would; then one head names them. After
+a restart, or a day without the archive, it continues with what peers still store.
 """
 
 import asyncio
@@ -39,24 +39,24 @@ log = logging.getLogger(__name__)
 Done = tuple[ArchiveHead, str]
 """The head after a step, and why something is still missing."""
 ALONE_LOOKS = 24
-"""After so many without a write of another, who wrote here too is gone: there is a look at every commit, which all write down."""
+"""Reads without a write by another archiver, after which that one counts as gone: this one then reads after every commit."""
 LOOK_SECONDS = 5.0
-"""What could not be had, or written, is tried again after this; a commit is looked at when it comes."""
+"""Pause before a failed fetch or write is tried again; a commit is handled when it arrives."""
 
 
 @dataclass(frozen=True)
 class ArchiveSettings:
     place: ArchivePlace
     plain: bool
-    """Whoever holds the storage may read it, though the run is not public."""
+    """True if the archive is not sealed although the run is not public."""
     every: int | None
-    """Rounds between two snapshots; None: as the run's peers keep them for joiners."""
+    """Rounds between two snapshots; None: those that peers store for joiners."""
     keep: int | None
     """So many snapshots; None: all."""
     payloads: bool
     """Every payload that counted, too."""
     data: Folders
-    """Where the run's data lie on this machine, by name; empty: they are fetched."""
+    """Folders of the run's data on this machine, by name; empty: they are fetched."""
 
 
 def check_sealing(manifest: Manifest, key: Path | None, plain: bool) -> None:
@@ -76,7 +76,7 @@ def make_archiver(
     run_data: RunData,
     tell: Callable[[str], None],
 ) -> tuple["Archiver", set[bytes]]:
-    """And what must stay in the place's store while it is being archived. Raises ConfigError."""
+    """Return the archiver, and the blobs that must stay in the store until they are archived. Raises ConfigError."""
     manifest = chain.manifest
     named, supplies = named_store(manifest.data, settings.data), None
     data = named or BlobStore(home.folder / "data")
@@ -112,19 +112,19 @@ class Archiver:
         self._wrote: int | None = None
         """Number of the newest head that we know; None: of none."""
         self._alone = ALONE_LOOKS
-        """Looks since somebody else had written."""
-        self._dropped = -1  # number of the head whose retired blobs are gone
+        """Reads since another archiver wrote."""
+        self._dropped = -1  # number of the head whose removed blobs are deleted
         self.has_data = False
         """All of the run's data was carried."""
         self.grew = asyncio.Event()
-        """Set when the chain has a commit more."""
+        """Event, set when the chain has a new commit."""
         self.head: ArchiveHead | None = None
-        """As we wrote it last."""
+        """Head that this archiver wrote last."""
         self.why = "it was not opened yet"
         """Why the archive is not as it should be; empty: it is."""
 
     async def carry_data(self) -> None:
-        """The run's data and its tokenizer, until all of it is archived; the next head says so."""
+        """Copy the run's data and its tokenizer, until the archive has all of it; the next head names it."""
         said = ""
         while not self.has_data:
             await asyncio.sleep(LOOK_SECONDS)
@@ -139,7 +139,7 @@ class Archiver:
         self.grew.set()
 
     async def run(self) -> None:
-        """Until cancelled. Raises ConfigError where something else lies in the archive's place."""
+        """Archive the run, until cancelled. Raises ConfigError if the archive's place contains something else."""
         said = ""
         while True:
             self.grew.clear()
@@ -176,7 +176,7 @@ class Archiver:
         return "; ".join(missing)
 
     def status(self) -> dict[str, Any]:
-        """For people."""
+        """Return the status for people."""
         head = self.head
         return {
             "url": self._settings.place.url,
@@ -190,8 +190,8 @@ class Archiver:
     # The head
 
     def _current(self, archive: Archive) -> tuple[ArchiveHead | None, bool]:
-        """The newest head, with what of its chain is the run's and what follows, or None where ours is behind; and whether somebody
-        else wrote since we did. Blocking."""
+        """Return the newest head without parts of other chains, or None if our chain is shorter; and whether another
+        archiver wrote since. Blocking."""
         before = head = archive.head()
         others = before is not None and self._wrote not in (None, before.sequence)
         self._wrote = before.sequence if before is not None else None
@@ -216,7 +216,7 @@ class Archiver:
         return self._published(archive, before, changed, gone), others
 
     def _without(self, archive: Archive, head: ArchiveHead, stand: int) -> tuple[ArchiveHead, list[bytes]]:
-        """Without what is of commits that do not stand, and its blobs. Blocking."""
+        """Return the head without rejected commits, and the blobs to remove. Blocking."""
         snapshots = tuple(item for item in head.snapshots if self._chain.state_before(item.round).hex() == item.root)
         gone = self._states(archive, [bytes.fromhex(item.root) for item in set(head.snapshots) - set(snapshots)])
         for raw in commits_of(archive, head, stand):
@@ -224,7 +224,7 @@ class Archiver:
         return head.model_copy(update={"snapshots": snapshots, "payloads": cut(head.payloads, 0, stand - 1)}), gone
 
     def _drop(self, archive: Archive, head: ArchiveHead) -> None:
-        """What no head names any more: before anything else is written, which might be one of these. Blocking."""
+        """Delete blobs that no head names, before any other write, which might write one of them again. Blocking."""
         if self._dropped != head.sequence:
             for digest in head.retired:
                 archive.drop(bytes.fromhex(digest))
@@ -254,7 +254,7 @@ class Archiver:
         assert self._archive is not None, "nothing is done before"
         return self._archive
 
-    # What is of what
+    # Contents
 
     @staticmethod
     def _states(archive: Archive, roots: Iterable[bytes]) -> list[bytes]:
@@ -262,7 +262,7 @@ class Archiver:
         return [blob for root in roots for blob in (root, *stages_in(archive.read(root, limits.LEAVES_BYTES)))]
 
     def _payloads(self, archive: Archive, head: ArchiveHead, commit: Statement[pb.Commit]) -> list[bytes]:
-        """What was counted, and is in the archive. Blocking."""
+        """Return counted payloads in the archive. Blocking."""
         if not covered(head.payloads, commit.body.round):
             return []
         leaves = [item.contribution.leaves for item in taken(commit.body)]
@@ -298,12 +298,12 @@ class Archiver:
                 continue
             log.info("the state before round %d is archived", round)
             return await self._retire(head), ""
-        if begun is not None and begun == head.coming and begun.round not in rounds:  # nobody serves the rest of it any more
+        if begun is not None and begun == head.coming and begun.round not in rounds:  # no peer serves the rest of it any more
             head = await self._instead(head, None)
         return head, why
 
     async def _instead(self, head: ArchiveHead, coming: Snapshot | None) -> ArchiveHead:
-        """With another state coming: what is here of the one before goes."""
+        """Replace an incomplete snapshot by another one; remove its objects."""
         before, gone = head.coming, set[bytes]()
         if before is not None and before != coming:
             gone = set(await asyncio.to_thread(self._states, self._opened, [bytes.fromhex(before.root)]))
@@ -312,7 +312,7 @@ class Archiver:
         return await self._publish(head, head.model_copy(update={"coming": coming}), gone)
 
     async def _have_state(self, head: ArchiveHead, snapshot: Snapshot) -> ArchiveHead:
-        """Raises RemoteError where nobody serves all of it."""
+        """Copy a state. Raises RemoteError if no peer serves all of it."""
         root = bytes.fromhex(snapshot.root)
         digests = await self.carrier.root(snapshot.round, root)
         head = await self._instead(head, snapshot)
@@ -340,7 +340,7 @@ class Archiver:
     # Payloads
 
     async def _payload_log(self, head: ArchiveHead) -> Done:
-        """Of the rounds whose payloads peers still keep."""
+        """Copy payloads of rounds that peers still store."""
         if not self._settings.payloads:
             return head, ""
         before, why, full = head, "", len(head.snapshots) == self._settings.keep

@@ -1,7 +1,8 @@
-"""Whether this node takes part in the run: what its operator says, and the hours of the day that they gave it.
+"""Participation of this node: paused or not, by its operator's command and hours.
 
-Who takes no part has left the roster in good order: nobody waits for it, and it may claim a seat again at any time. Its daemon goes
-on: it follows the chain, serves what it holds, and keeps the boundary of the last phase, with what no commit has taken of its work.
+A paused node has left the roster; no round waits for it, and it may claim a seat again at any time. Its daemon
+continues to follow the chain and to serve blobs. It stores the checkpoint of its last phase, with work that no commit
+has applied.
 """
 
 import asyncio
@@ -28,20 +29,19 @@ if TYPE_CHECKING:
 __all__ = ["PAUSED", "Attendance", "Wish", "wish"]
 
 PAUSED = "paused"
-"""In the folder of a run: its operator paused this node, until they say otherwise."""
+"""File in the folder of a run: its operator paused this node until further notice."""
 LOOK_SECONDS = 20.0
-"""The clock on the wall is looked at so often: it may be set, and a machine may sleep."""
+"""Interval of checks of the wall clock: it may be set, and a machine may sleep."""
 
 
 class Wish(NamedTuple):
     takes_part: bool
     until: str
-    """Until when not."""
+    """End of the pause."""
 
 
 def wish(paused: bool, hours: Hours | None, now: float, local: Local = datetime.fromtimestamp, spent: str = "") -> Wish:
-    """Whether this node is to take part at a time (seconds since 1970). `spent`: what its own data gave away, where they may give
-    away no more."""
+    """Return whether this node should take part at a time (seconds since 1970). `spent`: why its private data forbid it."""
     if spent:
         return Wish(False, f"as another phase does not fit into what its data may give away: {spent}")
     if paused:
@@ -60,11 +60,11 @@ class Machine(Protocol):
 
     @property
     def changes(self) -> Changes:
-        """Of `state`."""
+        """Return the changes of `state`."""
 
     @property
     def pause(self) -> str:
-        """Until when this node takes no part; empty: it takes part."""
+        """Return the end of this node's pause; empty: it takes part."""
 
     def pause_until(self, until: str) -> None: ...
 
@@ -82,19 +82,19 @@ class Attendance:
         account: "Account | None" = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`tasks`: of the daemon; `folder`: of the run; `account`: of what its own data may give away; `clock`: seconds since
-        1970."""
+        """Control the participation. `tasks`: the daemon's; `folder`: of the run; `account`: privacy account of its
+        private data; `clock`: seconds since 1970."""
         self.hours, self.account = hours, account
         self._machine, self._workers, self._tasks = machine, workers, tasks
         self._marker, self._clock = folder / PAUSED, clock
         self._going = False
         """The daemon ends when this node has left …"""
         self._at_once = False
-        """… and does not wait for the commit of what others still fetch here."""
+        """True if it also does not wait for the commit of payloads that peers still fetch here."""
         self._ending: asyncio.Task[None] | None = None
-        """Of the workers, since this node left."""
+        """Task that ends the workers, since this node left."""
 
-    # What is wanted
+    # Requests
 
     async def keep(self) -> None:
         """The machine knows what is wanted, for ever."""
@@ -114,7 +114,7 @@ class Attendance:
         if stays and not takes_part:
             node.feed(member.LeaveRun(finishing=True))
         elif takes_part and not stays:
-            if self._ending is not None:  # workers that end are not asked to go on
+            if self._ending is not None:  # workers that are ending cannot continue
                 await asyncio.wait({self._ending})
                 self._ending = None
             node.feed(member.Return())
@@ -131,7 +131,7 @@ class Attendance:
         return self._said("pauses")
 
     async def resume(self) -> str:
-        """As `pause`."""
+        """Resume, and return as `pause` does."""
         self._ours("resumes")
         self._going = False
         await asyncio.to_thread(self._marker.unlink, missing_ok=True)
@@ -169,7 +169,7 @@ class Attendance:
         gives_up = state.on_roster and pb.KIND_CONTRIBUTION not in state.open.own
         return f"it {does} now{f', and gives up round {head.round}' if gives_up else ''}{still}"
 
-    # What follows
+    # Consequences
 
     async def follow(self) -> None:
         """End the workers when this node has left, and the daemon where its operator wants that; until cancelled."""
@@ -183,7 +183,7 @@ class Attendance:
             await changed.wait()
 
     async def work(self) -> None:
-        """Have the workers train while this node takes part, until cancelled or the run cannot go on here."""
+        """Run the workers while this node takes part, until cancelled or the run cannot continue here."""
         while True:
             while True:
                 changed = self._machine.changes.next
@@ -198,7 +198,7 @@ class Attendance:
         self._going, self._at_once = True, True
         self._machine.pause_until("")
         self._machine.feed(member.LeaveRun())
-        unsaid = not self._machine.state.lead  # a box's lead says goodbye for it
+        unsaid = not self._machine.state.lead  # a follower host's lead host leaves for it
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while unsaid:

@@ -1,4 +1,4 @@
-"""What the daemon asks the process that audits, and hears from it. Free of torch: both look."""
+"""Messages between the daemon and its audit process. Both import it, so it imports no torch."""
 
 from dataclasses import dataclass
 
@@ -14,20 +14,20 @@ class Task:
     blobs: str
     """Folder of the states …"""
     own_blobs: str
-    """… and of what this node has of the run: weights that adapters are added to."""
+    """Folder of this node's blobs of the run: weights under adapters."""
     first: list[str]
     """Digests of the state before, by stage."""
     last: list[str]
-    """And of what its author says it became."""
+    """Announced state after the steps."""
     optimizer_steps: int
     positions: list[int]
     """Samples of the inner steps in between."""
     cuda: bool
     machine: str
-    """What its author trained on …"""
+    """Kind of machine of the audited cluster."""
     threads: int
     workers: int
-    """… and with."""
+    """Number of its workers."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
-"""Audits that this node was drawn for (protocol/auditing.py): fetch two states of somebody's phase, have the steps between them
-taken again by a process of its own, behind everything else, and say what came of it.
+"""Audits for which this node was drawn (protocol/checks/audit_rules.py). It fetches two states of a cluster's phase, runs
+the steps between them again in a process of low priority, and reports the difference.
 
-What this machine cannot do it says nothing of: where memory, room on the disk or data are lacking, where it was away for a part of
-the time, or the round is over first.
+It reports nothing for an audit that this machine cannot do: for lack of memory, disk or data, after a time offline, or
+if the round ends first.
 """
 
 import asyncio
@@ -47,26 +47,27 @@ __all__ = ["AuditPlaces", "Auditor", "in_a_process", "loops"]
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
-"""Between two looks for what we were drawn for."""
+"""Interval of checks for new audits."""
 PRESENT_SHARE = 0.5
-"""Of a round: who asked for less of it says nothing of an author that did not serve. It may have been away itself."""
+"""Least part of a round during which this node must have asked, to report that an author did not serve. Otherwise the node
+may have been offline itself."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class AuditPlaces:
-    """Where things lie on this machine."""
+    """Places on this machine."""
 
     home: Path
-    """For the process's log and parent pipe."""
+    """Folder for the process's log and parent pipe."""
     manifest: Path
     """Its canonical bytes."""
     data: BlobStore
-    """With the run's corpus."""
+    """Store with the run's corpus."""
     own: BlobStore
-    """What this node has of the run."""
+    """Store of this node's blobs of the run."""
     states: BlobStore
-    """For what is fetched; nothing else lies there."""
+    """Store for fetched states, and nothing else."""
     named: bool
     """The operator named the corpus' folder: nothing is put there."""
 
@@ -99,7 +100,7 @@ class Fetcher(Protocol):
 
 
 class Us(Protocol):
-    """Who takes part here: speaks for our cluster."""
+    """This node, as the audits see it."""
 
     manifest: Manifest
     identity: Identity
@@ -113,18 +114,18 @@ class Us(Protocol):
 
 @dataclass
 class _Duty:
-    """An audit under way."""
+    """Audit in progress."""
 
     audit: Audit
     work: asyncio.Task[None] | None = None
     wanted: set[bytes] = field(default_factory=set)
-    """What is fetched for it."""
+    """Blobs that it needs."""
     room: int = 0
     """Bytes of the disk that it may fill."""
     asking: bool = True
-    """Not all of it is here."""
+    """True while some blobs are missing."""
     asked_seconds: float = 0.0
-    """How long we asked for it while we heard the coordinator."""
+    """Seconds of requests while the coordinator was live."""
 
 
 class Auditor:
@@ -145,13 +146,13 @@ class Auditor:
         self._us, self._manifest, self._chain = us, us.manifest, us.chain
         self._machine, self._place, self._states, self._data = machine, place, states, data
         self._one_at_a_time = asyncio.Lock()
-        """Of the processes that compute."""
+        """Held by the process that computes."""
         self._duties: dict[tuple[int, str], _Duty] = {}
         self._wanted: Counter[bytes] = Counter()
-        """By how many of them."""
+        """Needed blobs, with the number of audits."""
 
     async def run(self) -> None:
-        """Until cancelled, where the run audits."""
+        """Run audits until cancelled, in a run with audits."""
         done: set[tuple[int, str]] = set()
         looked = time.monotonic()
         try:
@@ -177,7 +178,8 @@ class Auditor:
                     duty.work.cancel()
 
     def _count_time(self, since: float) -> float:
-        """What passed since a look counts as asked where we heard the coordinator; a machine that slept asked nobody."""
+        """Return the time, and add the time since the last check if the coordinator was live. A machine that slept made no
+        requests."""
         now = time.monotonic()
         if self._us.state.connected:
             for duty in self._duties.values():
@@ -185,7 +187,7 @@ class Auditor:
         return now
 
     def _clear(self) -> None:
-        """What came after nobody wanted it any more. Blocking."""
+        """Delete blobs that arrived after their audit ended. Blocking."""
         self._place.states.sweep(self._place.states.digests() | self._place.states.partials())
 
     async def _audit(self, duty: _Duty) -> None:
@@ -210,7 +212,7 @@ class Auditor:
         self._us.emit(events.Audited(audit.round, audit.cluster, found, why))
 
     async def _before(self, round: int, work: Coroutine[Any, Any, T]) -> T | None:
-        """What comes of it before this round opens; None where nothing does."""
+        """Return the result of the work; None if this round opens first."""
         doing = asyncio.create_task(work)
         try:
             while not doing.done() and self._chain.head.round < round:
@@ -243,8 +245,8 @@ class Auditor:
             raise LocalError(f"this machine was not there for most of round {duty.audit.due - 1}")
 
     async def _fetch(self, duty: _Duty) -> tuple[pb.Marks, auditing.Stretch]:
-        """The marks, and both states of the drawn stretch, however long it takes. Raises RemoteError where they are not of a phase
-        as its author tells it, LocalError where there is no room."""
+        """Fetch the checkpoints, and both states of the drawn segment, however long it takes. Raises RemoteError if they
+        do not match the author's phase, LocalError without space."""
         audit = duty.audit
         commit, before = self._chain.commit(audit.round), self._chain.commit(audit.round - 1)
         if commit is None or before is None:
@@ -264,7 +266,7 @@ class Auditor:
         return marks, stretch
 
     async def _take_room(self, duty: _Duty) -> None:
-        """For two states. Raises LocalError where the disk has less, beside what other audits may still fill."""
+        """Reserve space for two states. Raises LocalError if the disk has less, beside what other audits may still write."""
         disk = await asyncio.to_thread(shutil.disk_usage, self._place.states.folder)
         needed, free = 2 * sum(self._sizes()), disk.free - sum(other.room for other in self._duties.values())
         if needed > free:
@@ -272,7 +274,7 @@ class Auditor:
         duty.room = needed
 
     async def _have(self, digest: bytes, duty: _Duty, most: int, stage: int | None = None) -> None:
-        """Until it is served."""
+        """Fetch a blob, until a peer serves it."""
         if digest not in duty.wanted:
             duty.wanted.add(digest)
             self._wanted[digest] += 1
@@ -292,7 +294,7 @@ class Auditor:
         return Result(said.verdict, said.distance)
 
     def _sizes(self) -> list[int]:
-        """Of a state of a phase, by stage."""
+        """Return the bytes of a state within a phase, by stage."""
         model, muon = self._manifest.model, self._manifest.training.optimizer == "muon"
         return [phase_bytes(model, muon, stage) for stage in range(model.stages)]
 
@@ -305,7 +307,7 @@ class Auditor:
             raise LocalError(f"the whole model takes {needed:,} bytes of memory; {free:,} are free")
 
     async def _have_samples(self, stretch: auditing.Stretch) -> None:
-        """The shards that hold them. Raises LocalError where they cannot be had."""
+        """Fetch the shards with these samples. Raises LocalError if that fails."""
         corpus = await asyncio.to_thread(corpus_in, self._place.data, bytes.fromhex(self._manifest.data.digest))
         if corpus is None:
             raise LocalError("the run's data are not here yet")

@@ -38,9 +38,9 @@ class Carrier:
         self._downloader, self._applies = downloader, applies
         self._data, self._supplies = data, supplies
         self.pinned: set[bytes] = set()
-        """What stays in `store` while it is being archived."""
+        """Blobs that stay in `store` until they are archived."""
         self._archive: Archive | None = None
-        """As soon as it is open."""
+        """Archive, once it is open."""
 
     def carry_into(self, archive: Archive) -> None:
         """Write into this archive from now on."""
@@ -70,14 +70,14 @@ class Carrier:
             raise RemoteError(pb.REASON_UNAVAILABLE, "it was removed while it was being archived") from error
 
     async def root(self, round: int, root: bytes) -> list[bytes]:
-        """The list of an agreed state's stages; returns it. Raises RemoteError where nobody serves it."""
+        """Copy and return the list of an agreed state's stages. Raises RemoteError if no peer serves it."""
         with self._pinned(root):
             digests = await self._starts.stages_of(round, root)
             await self._carry(self._store, root)
         return digests
 
     async def stages(self, round: int, digests: Sequence[bytes]) -> None:
-        """Raises RemoteError where nobody serves one."""
+        """Copy the stages of a state. Raises RemoteError if no peer serves one."""
         keepers = self._starts.keepers(round)
         for stage, digest in enumerate(digests):
             model = self._manifest.model
@@ -86,8 +86,8 @@ class Carrier:
                 await self._carry(self._store, digest, partial(self._downloader.fetch, digest, keepers, size, stage))
 
     async def payloads(self, commit: Statement[pb.Commit]) -> None:
-        """Whatever it counted, and the list of the state that it builds on: enough to replay the round before, and to check that.
-        Raises RemoteError where nobody serves one."""
+        """Copy the counted payloads, and the list of the state on which they build: enough to replay the round before, and
+        to verify it. Raises RemoteError if no peer serves one."""
         keepers = holders(commit.body)
         if commit.body.state:
             await self.root(commit.body.round, commit.body.state)

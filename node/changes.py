@@ -13,7 +13,7 @@ class Changes:
 
     @property
     def next(self) -> asyncio.Event:
-        """Set at the next change. Take it before you look at the state."""
+        """Return an event that is set at the next change. Take it before you read the state."""
         return self._next
 
     def happened(self) -> None:

@@ -1,5 +1,4 @@
-"""Find what this machine lacks to take part in a run, as a node, a relay or an archive, before minutes are lost. Blocking.
-What the network says of it is asked in check_link.py."""
+"""Preflight checks of this machine for a node, relay or archive. Blocking. check_link.py checks the network."""
 
 import os
 import shutil
@@ -41,7 +40,7 @@ GPU_SPEED, WORKER_SPEED = EFFICIENCY * PEAKS["4090"], 0.05e12
 
 
 class Role(StrEnum):
-    """By the verb that makes a machine one."""
+    """Role of a machine in a run, by its command."""
 
     NODE = "node"
     RELAY = "relay"
@@ -50,7 +49,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True)
 class Here:
-    """What an operator would say to `dilocox node`, `hold` or `archive`."""
+    """Options that an operator would pass to `dilocox node`, `relay` or `archive`."""
 
     home: Path
     host: str
@@ -61,18 +60,18 @@ class Here:
     interface: str | None
     private: Path | None = None
     budget: "Budget | None" = None
-    """What that may give away."""
+    """Privacy budget of that data."""
     gives_up_bound: bool = False
     """It may give away anything, also where a bound was promised."""
     role: Role = Role.NODE
     accepts_wear: bool = False
     """Its operator confirmed that the disk may wear out soon."""
     usual_port: int = 0
-    """The port of a daemon that was told none, and had none before."""
+    """Default port of a daemon without an option and without an earlier port."""
 
     @property
     def peer(self) -> str | None:
-        """Who would join; None: the folder has no identity yet."""
+        """Return the peer that would join; None: the folder has no identity yet."""
         path = self.home / "identity.key"
         return load_identity(path).peer if path.is_file() else None
 
@@ -127,7 +126,7 @@ def _shared(manifest: Manifest, settings: Availability) -> Finding:
 
 
 def of_room(manifest: Manifest, home: Path, devices: int | None, accepts_wear: bool = False) -> Iterator[Finding]:
-    """Look at devices, memory and disk of a machine that is a cluster by itself."""
+    """Check devices, memory and disk of a machine that is a cluster by itself."""
     yield from _devices(manifest, devices)
     if (lack := lacking_driver()) is not None:
         yield Finding(Level.WRONG if lack.stops else Level.ODD, "GPU", lack.says, lack.do)
@@ -166,7 +165,7 @@ def _round_seconds(manifest: Manifest, devices: int | None) -> float:
 
 
 def no_part(manifest: Manifest, me: str, role: Role) -> str:
-    """Why the run has no place for a peer as a relay or an archive; empty: it has."""
+    """Return why the run has no place for a peer as a relay or an archive; empty: it has."""
     if me in manifest.run.relays:
         return ""
     if role is Role.RELAY:
@@ -180,7 +179,7 @@ def no_part(manifest: Manifest, me: str, role: Role) -> str:
 
 
 def of_part(manifest: Manifest, here: Here) -> Iterator[Finding]:
-    """Whether the run has a place for who would join."""
+    """Check that the run has a place for the peer."""
     me, admission = here.peer, manifest.admission
     listed = admission.policy == "allow-list"
     by_name = {Role.NODE: listed, Role.RELAY: True, Role.ARCHIVE: listed and not manifest.may_read("")}[here.role]
@@ -304,8 +303,8 @@ def _data(manifest: Manifest, here: Here) -> Iterator[Finding]:
 
 
 def of_own_data(manifest: Manifest, here: Here, trained: int = 0) -> Iterator[Finding]:
-    """What a node brings to a run on private data, and what that may give away. Whether it was built with the run's tokenizer shows
-    when it joins. `trained`: rounds of the run that counted somebody so far."""
+    """Check the private data of a node and their privacy budget. The coordinator checks the tokenizer at the join.
+    `trained`: counted rounds of the run so far."""
     about = "--private"
     try:
         must_bring_own(manifest, here.private)
@@ -325,7 +324,7 @@ def of_own_data(manifest: Manifest, here: Here, trained: int = 0) -> Iterator[Fi
 
 
 def _budget(manifest: Manifest, account: "Account", took_part: bool, trained: int) -> Finding:
-    """As a node lays it out that takes part from now on. Raises ConfigError, LocalError."""
+    """Return the budget's finding, for a node that takes part from now on. Raises ConfigError, LocalError."""
     from dilocox.node.privacy import steps_left
 
     steps = steps_left(manifest, trained)

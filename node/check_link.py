@@ -1,4 +1,4 @@
-"""What the network says of a machine that would join a run: its coordinator, its clock, and whether others can dial it."""
+"""Preflight checks of the network: coordinator, clocks, and reachability."""
 
 import asyncio
 import ssl
@@ -33,9 +33,9 @@ __all__ = ["Seen", "rounds_trained", "see_run"]
 
 CALL_SECONDS = 10.0
 LAST_ROUND = 2**32 - 1
-"""From which on no run has commits: its coordinator tells only where it stands."""
+"""First round of which no run has commits: for it a coordinator sends only its position."""
 LARGEST_OFFSET_SECONDS = 60.0
-"""Of clocks: certificates and people's numbers suffer beyond it. No wait depends on wall clocks."""
+"""Largest offset between clocks: beyond it certificates and times for people suffer. No wait depends on wall clocks."""
 
 
 NOT_LOCAL = "its owner starts the coordinator with --host ADDRESS, by which other machines reach it, and sends the new link"
@@ -43,13 +43,13 @@ NOT_LOCAL = "its owner starts the coordinator with --host ADDRESS, by which othe
 
 @dataclass(frozen=True)
 class Seen:
-    """Of a run, through its link."""
+    """Facts about a run, from its link."""
 
     findings: tuple[Finding, ...]
     manifest: Manifest | None = None
-    """None: it could not be had."""
+    """Manifest of the run. None: it could not be fetched."""
     trained: int = 0
-    """Rounds that counted somebody so far."""
+    """Counted rounds so far."""
 
 
 async def see_run(link: JoinLink, here: Here) -> Seen:
@@ -106,7 +106,8 @@ async def _ask(link: JoinLink, way: Way, home: DataDirectory, channels: ChannelP
 
 
 async def rounds_trained(coordinator: rpc.CoordinatorStub, run_id: bytes) -> int:
-    """Rounds that counted somebody so far, by its newest commit; 0 where it does not tell us. Raises RemoteError."""
+    """Return the counted rounds so far, from the newest commit; 0 if the coordinator does not answer us. Raises
+    RemoteError."""
     try:
         where = await _event(coordinator, LAST_ROUND, lambda event: event.HasField("tip"))
         if where is None or not where.tip.round:
@@ -120,7 +121,7 @@ async def rounds_trained(coordinator: rpc.CoordinatorStub, run_id: bytes) -> int
 async def _event(
     coordinator: rpc.CoordinatorStub, from_round: int, wanted: Callable[[services.WatchEvent], bool]
 ) -> services.WatchEvent | None:
-    """The first of these that it tells a spectator who follows it from a round on."""
+    """Return the first matching event that the coordinator sends to a spectator from a round on."""
     call = coordinator.Watch(services.WatchRequest(from_round=from_round), timeout=CALL_SECONDS)
     try:
         event: services.WatchEvent

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 __all__ = ["PARTS", "CorpusStore", "Loops", "Parts", "loops", "open_restoring", "scored"]
 
 PARTS: Mapping[str, str] = {"audits": "dilocox.node.auditor", "availability": "dilocox.node.sampling"}
-"""By check: the module whose `loops` a node runs for it. Stage workers measure scores; other checks need no part of a node."""
+"""Modules by check: a node runs their `loops`. Workers measure scores; other checks need no part of a node."""
 Loops = dict[str, Coroutine[Any, Any, None]]
-"""By name of the task."""
+"""Loops, by the name of their task."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
-"""The clock: what a step and a round take, when a commit arrives, and what a cluster does until then. Arithmetic only; `dilocox
-plan`, the lab and the tests read the same one, and `python -m bench.clock` holds it against real swarms.
+"""Time model: durations of a step and a round, the arrival of a commit, and a cluster's work until then. Arithmetic only;
+`dilocox plan`, the bench and the tests share it, and `python -m bench.clock` compares it with real swarms.
 
     a step         the longer of computing it, with the pipeline's bubble, and of passing activations on between a cluster's boxes
     the line       every contributor's payload goes to the n - 1 others: a box sends its share n - 1 times and receives n - 1
@@ -47,20 +47,21 @@ __all__ = [
 Overlap = Literal["none", "delayed", "rebase"]
 
 SEGMENT_BYTES, FRAME_BYTES = 1448, 1514
-"""Of a TCP segment's data, with timestamps, and of the Ethernet frame that carries it, at an MTU of 1,500."""
+"""Data bytes of a TCP segment with timestamps, and bytes of its Ethernet frame, at an MTU of 1,500."""
 RECORD_BYTES, RECORD_HEADER = 16384, 22
-"""Of a TLS 1.3 record's data, and what encloses it; HTTP/2 puts another 9 bytes around as much."""
+"""Data bytes of a TLS 1.3 record, and its overhead; HTTP/2 adds another 9 bytes per record."""
 HEADERS = FRAME_BYTES / SEGMENT_BYTES * (1 + (RECORD_HEADER + 9) / RECORD_BYTES)
-"""By which a line carries more than payloads."""
+"""Ratio of bytes on a link to payload bytes."""
 
 SEVERAL_FILL = 0.8
-"""Of a line, what transfers from and to several others at once fill: queues that drop their tail serve them unevenly, and while the
-last ones end other lines stand idle. `python -m bench.clock` finds 0.7 to 1 among four clusters on lines of 20 and 50 Mbit/s, less
-on the slower ones, so this is a little hopeful there; on faster ones it is not the line that is waited for. hivemind's exchange of
-all with all fills as much (`python -m bench.exchange`); a single transfer each way, or a ring, fills its line."""
+"""Fraction of a link that transfers from and to several peers fill: queues that drop their tail serve them unevenly, and
+links stand idle while the last transfers end. `python -m bench.clock` finds 0.7 to 1 among four clusters on links of 20
+and 50 Mbit/s, less on the slower ones, so this is slightly optimistic there; on faster links other work dominates.
+hivemind's all-to-all exchange fills as much (`python -m bench.exchange`); one transfer per direction, or a ring, fills
+a link."""
 
 INT4_CODED, INT2_CODED = 0.90, 0.97
-"""What Huffman coding leaves of a payload's bytes, for estimates (a test compares them with real payloads)."""
+"""Size of a Huffman-coded payload relative to the uncoded one, for estimates (a test compares real payloads)."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Line:
-    """Of one box to other clusters: bits per second."""
+    """Bandwidth of a host to other clusters, in bits per second."""
 
     up: float
     down: float
@@ -96,7 +97,7 @@ class Line:
         return cls(bits_per_second, bits_per_second)
 
     def seconds(self, sent: float, received: float) -> float:
-        """Of so many bytes in each direction, at once."""
+        """Return the seconds for so many bytes in each direction, at once."""
         return 8 * HEADERS * max(sent / self.up, received / self.down)
 
 
@@ -107,16 +108,16 @@ class Site:
     parameters: int
     step: Step
     tokens_per_step: float
-    """Of all clusters together."""
+    """Tokens per step of all clusters together."""
     clusters: int
     line: Line
     boxes: int = 1
-    """Of one cluster; each has its own line, and its share of the stages."""
+    """Hosts of one cluster; each has its own link, and its part of the stages."""
     fixed_seconds: float = 0.0
     """That every round costs, whatever its bytes: ballot, votes, commit."""
 
     def copies_seconds(self, payload_bytes: float) -> float:
-        """Until every payload has reached the other clusters."""
+        """Return the seconds until every payload has reached the other clusters."""
         share = payload_bytes / self.boxes * (self.clusters - 1)
         return self.line.seconds(share, share) / (SEVERAL_FILL if self.clusters > 2 else 1.0)
 
@@ -125,22 +126,22 @@ class Site:
 class Method:
     name: str
     payload_bytes: float
-    """Of one cluster's exchange."""
+    """Payload bytes of one cluster's exchange."""
     inner_steps: int
     max_inner_steps: int
     overlap: Overlap = "rebase"
     encode_seconds: float = 0.0
     apply_seconds: float = 0.0
-    """To check and apply one cluster's payload."""
+    """Seconds to check and apply one cluster's payload."""
     write_seconds: float = 0.0
-    """Until the disk has what a payload is announced after, and then the committed state."""
+    """Seconds of the disk writes before a payload is announced, and of the committed state."""
     receive_seconds: float = 0.0
-    """Until it has the others' payloads: beside the line."""
+    """Seconds to receive all payloads, in addition to the link."""
 
 
 @dataclass(frozen=True)
 class Round:
-    """What becomes of one that begins with no backlog."""
+    """Course of a round that begins without a late commit."""
 
     steps: int
     """H, or as many as a cluster takes until the commit is there."""
@@ -155,7 +156,7 @@ class Estimate:
     line_seconds: float
     exchange_seconds: float
     arrival_step: int
-    """Of the next phase; beyond max_inner_steps: the cluster waits for it."""
+    """Step of the next phase; beyond max_inner_steps the cluster waits."""
     round: Round
     utilisation: float
     """Share of the time in which pipelines work."""
@@ -180,7 +181,7 @@ def estimate(site: Site, method: Method) -> Estimate:
 
 
 def exchange_seconds(site: Site, method: Method) -> float:
-    """From the end of a phase until its commit can be applied."""
+    """Return the seconds from the end of a phase until its commit can be applied."""
     codec = method.encode_seconds + site.clusters * method.apply_seconds
     coming = max(site.copies_seconds(method.payload_bytes), method.receive_seconds)
     return site.fixed_seconds + codec + method.write_seconds + coming
@@ -222,7 +223,8 @@ class Timeline:
     """When its commit can be applied everywhere; not before `ended`."""
 
     def arrival_step(self, synchronous: bool) -> int:
-        """Of the last commit, in the running phase, which does not begin before it where the last round was synchronous."""
+        """Return the step of the running phase at which the last commit arrives; a phase starts after it if the last round
+        was synchronous."""
         return 0 if synchronous else arrival_step(self.site.step.seconds, self.committed - self.ended)
 
     def phase(self, steps: int, method: Method, synchronous: bool) -> None:

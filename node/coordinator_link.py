@@ -1,8 +1,8 @@
-"""The node's line to the coordinator: find it, fetch the manifest, follow the run, submit statements. Never gives up.
+"""Client of the coordinator: finds it, fetches the manifest, follows the run, submits statements. It retries for ever.
 
-It is found by its newest signed record, which the DHT, a cache or the coordinator itself gave, or at an address in the join link:
-after a failed call the next of these ways is tried. Where several coordinators stand by for each other, each is asked to say when
-it leads, and who was elected last is followed at once: also when the one before is not dead and does not know yet.
+It finds the coordinator by its newest signed record (from the DHT, a cache, or the coordinator), or at an address in
+the join link; after a failed call it tries the next. With several coordinators, each reports when it becomes leader.
+The client follows the newest leader at once, also while the one before still runs and does not know it.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ PRESENCE_SECONDS = 2.0
 """A person waits for this answer."""
 FIRST_BACKOFF_SECONDS = 0.2
 MAX_BACKOFF_SECONDS = 5.0
-"""A coordinator that restarts is found again within this; jitter keeps a swarm from returning at one instant."""
+"""Longest pause between tries; jitter prevents that a swarm returns at one instant."""
 
 
 _OUTCOMES = {
@@ -61,7 +61,7 @@ class Answer(NamedTuple):
     head: bytes
     """Head of the chain from which it answered."""
     valid_until_ms: int = 0
-    """Of accepted evidence: milliseconds since 1970; else 0."""
+    """End of the verdict on accepted evidence: milliseconds since 1970; else 0."""
 
 
 class Backoff:
@@ -72,7 +72,7 @@ class Backoff:
         await asyncio.sleep(self.next_seconds())
 
     def next_seconds(self) -> float:
-        """To wait after one more failure."""
+        """Return the pause after one more failure."""
         seconds, self._seconds = self._seconds, min(MAX_BACKOFF_SECONDS, 2 * self._seconds)
         return seconds * random.uniform(0.5, 1.0)
 
@@ -93,23 +93,23 @@ class CoordinatorLink:
         self.clock_offset: float | None = None
         """Seconds by which this machine's clock is ahead of the coordinator's, as `run` found."""
         self.signed_manifest: pb.Envelope | None = None
-        """As the owner signed it, once `run` returned."""
+        """Manifest with the owner's signature, after `run` returned."""
         self._failed: set[Way] = set()
-        """Ways that are not tried again before all others were."""
+        """Addresses that are tried again only after all others."""
         self._pinned: dict[Way, pb.PeerRecord] = {}
-        """How to dial where a certificate was seen to be the one that was named."""
+        """Records of addresses whose certificate is the named one."""
         self._led: pb.PeerRecord | None = None
-        """Of who said last that it leads."""
+        """Record of the last coordinator that reported to lead."""
         self._several = False
-        """Somebody said so who shares the lead."""
+        """True once a coordinator reported that it shares a store with others."""
         self._followed: Way | None = None
-        """Whose events we watch."""
+        """Address whose events this client follows."""
         self._moved = asyncio.Event()
-        """Somebody was elected after it."""
+        """Event, set when a newer leader was elected."""
 
     @asynccontextmanager
     async def _calling(self) -> AsyncIterator[rpc.CoordinatorStub]:
-        """A stub for one call; when the call fails the next one goes another way."""
+        """Yield a stub for one call; after a failure the next call uses another address."""
         way = await self._way()
         try:
             yield rpc.CoordinatorStub(self._channels.channel(await self._record(way)))
@@ -125,7 +125,7 @@ class CoordinatorLink:
         return next(way for way in ways if way not in self._failed)
 
     async def _ways(self) -> list[Way]:
-        """By the coordinator's record, then by the link, then where its record says that others stand by."""
+        """Return the addresses: of the coordinator's record, of the link, then of the standbys in its record."""
         record, ways = await self._directory.find(self._link.coordinator), dict[Way, None]()
         if record is not None and record.address:
             way = Way(record.address, sha256(record.certificate))
@@ -140,19 +140,19 @@ class CoordinatorLink:
         return list(ways)
 
     async def _record(self, way: Way) -> pb.PeerRecord:
-        """Raises RemoteError when nobody, or somebody else, is there."""
+        """Return the record at an address. Raises RemoteError if no peer, or another one, answers there."""
         if way not in self._pinned:
             self._pinned[way] = await record_of(way)
         return self._pinned[way]
 
     async def _rest(self, backoff: Backoff) -> None:
-        """After a failure: at once where another way was not tried yet, or somebody else is elected meanwhile."""
+        """Pause after a failure; do not pause if an address is untried, or a new leader was elected."""
         if self._failed.issuperset(await self._ways()):
             with suppress(TimeoutError):
                 async with asyncio.timeout(backoff.next_seconds()):
                     await self._moved.wait()
 
-    # Where there are several coordinators
+    # Several coordinators
 
     async def _look_out(self) -> None:
         """Ask each of several coordinators to say when it leads, for ever."""
@@ -191,8 +191,8 @@ class CoordinatorLink:
         return services.LeadRequest(above=above, newest=None if newest is None else newest.envelope)
 
     def _hears(self, envelope: pb.Envelope) -> bool:
-        """Whether who leads, with this record, was elected after all that said so. Raises RemoteError where it gave way to
-        another: who does lead is shown what we know, and numbers its life above it."""
+        """Return whether the leader with this record was elected last. Raises RemoteError if it was replaced: the true
+        leader receives our newest record, and numbers its incarnation above it."""
         self._several = True
         record, known, before = self._own(envelope), self._directory.records.get(self._link.coordinator), self._led
         if known is not None and is_overtaken(record.body, known.body):
@@ -202,7 +202,7 @@ class CoordinatorLink:
         return before is None or life_of(before) < life_of(record.body)
 
     async def _events(self, stub: rpc.CoordinatorStub, request: services.WatchRequest) -> AsyncGenerator[services.WatchEvent]:
-        """Of a coordinator, until another was elected. Raises RemoteError, AioRpcError."""
+        """Yield a coordinator's events until another one is elected. Raises RemoteError, AioRpcError."""
         stream = stub.Watch(request)
         try:
             while isinstance(event := await self._unless_moved(stream.read()), services.WatchEvent):
@@ -214,7 +214,8 @@ class CoordinatorLink:
             stream.cancel()
 
     async def _unless_moved(self, answer: Awaitable[T]) -> T:
-        """What a coordinator answers. Raises RemoteError where another is elected meanwhile: one that stands still never would."""
+        """Return a coordinator's answer. Raises RemoteError if another one is elected meanwhile: a frozen coordinator
+        never answers."""
         waiting, moved = asyncio.ensure_future(answer), asyncio.create_task(self._moved.wait())
         try:
             await asyncio.wait({waiting, moved}, return_when=asyncio.FIRST_COMPLETED)
@@ -260,7 +261,7 @@ class CoordinatorLink:
                 await self._rest(backoff)
 
     def _learn(self, envelope: pb.Envelope) -> None:
-        """The coordinator's own record says where it is better than the link does. Raises RemoteError when it is not its own."""
+        """Store the coordinator's record: it is newer than the link. Raises RemoteError for another peer's record."""
         self._directory.learn(self._own(envelope))
 
     def _own(self, envelope: pb.Envelope) -> Statement[pb.PeerRecord]:
@@ -275,8 +276,8 @@ class CoordinatorLink:
         hello: Callable[[], Statement[pb.Heartbeat]] | None = None,
         away: Callable[[], None] = lambda: None,
     ) -> AsyncIterator[services.WatchEvent]:
-        """Events for ever; after every reconnect, from the commit that `next_round()` wants. The stream is our sign of life: it
-        begins with `hello()`, but for a spectator's; `away()` is called when it breaks."""
+        """Yield events for ever; after every reconnect, from the commit of `next_round()`. The stream proves that this
+        node is live: it begins with `hello()`, except for a spectator's; `away()` is called when it breaks."""
         looking_out = asyncio.create_task(self._look_out(), name="look out")
         try:
             async for event in self._watch(next_round, hello, away):
@@ -314,7 +315,7 @@ class CoordinatorLink:
                 await self._directory.look_up(self._link.coordinator)
 
     async def commit(self, round: int) -> Statement[pb.Commit]:
-        """A commit that it holds, trying until it has given one. Nothing of it is verified but the signature."""
+        """Return a commit of the coordinator, after as many tries as it takes. Only its signature is verified."""
         backoff = Backoff()
         while True:
             try:
@@ -368,7 +369,7 @@ class CoordinatorLink:
         return Answer(_OUTCOMES[body.outcome], body.reason, body.detail, signed, body.head, body.valid_until_ms)
 
     async def presence(self) -> services.PresenceList:
-        """Who is here, as the coordinator hears it; nobody where it does not answer."""
+        """Return the peers that are live for the coordinator; none if it does not answer."""
         try:
             async with self._calling() as stub:
                 present: services.PresenceList = await stub.GetPresence(services.GetPresenceRequest(), timeout=PRESENCE_SECONDS)

@@ -1,4 +1,4 @@
-"""What the stage workers of a generation say, put together: the cluster's facts, once every rank has told its part."""
+"""Progress of a cluster, from the reports of the workers of one worker group."""
 
 import math
 import statistics
@@ -17,48 +17,48 @@ from dilocox.protocol.status import Status
 __all__ = ["Crew", "Phase", "Progress", "Ready"]
 
 ROUNDS_SHOWN = 1000
-"""Rounds whose timings `status` still tells."""
+"""Rounds whose timings `status` shows."""
 STUCK_STEPS = 100.0
-"""A generation that trained and then says nothing for so many of its usual steps is stuck; before its first step one that neither
-says nor computes anything, although it could …"""
+"""Number of usual steps without a report, after which a worker group that has trained counts as stuck. Before its first
+step it is stuck if it neither reports nor uses the processor, although it could."""
 STUCK_SECONDS = 60.0
-"""… but not before this: a loaded machine may stand still for a while."""
+"""Shortest time before a worker group counts as stuck: a busy machine may pause for a while."""
 STEPS_REMEMBERED = 101
-"""Of their median: one that a sleeping machine stretched does not count."""
+"""Steps in their median: a step that a sleeping machine stretched does not matter."""
 
 
 @dataclass
 class Progress:
-    """What the workers last said."""
+    """Last reports of the workers."""
 
     round: int = 0
     step: int = 0
     loss: float = 0.0
-    """Of the last step."""
+    """Loss of the last step."""
     tells_loss: bool = True
-    """To others: it tells of what it was measured on."""
+    """True if the loss may be published: it depends on the training data."""
     step_seconds: float = 0.0
     waiting: str = ""
-    """For what; empty while training."""
+    """Reason of a wait; empty while training."""
     tokens_per_second: float = 0.0
     tokens: int = 0
     total_steps: int = 0
     """Inner steps since the workers started …"""
     clock_seconds: float = 0.0
-    """… and the first worker's monotonic clock after them."""
+    """First worker's monotonic clock after the steps."""
     codec_cpu_seconds: float = 0.0
     applied_at: dict[int, int] = field(default_factory=dict)
     """Inner step at which each commit was applied."""
     states: dict[int, dict[int, bytes]] = field(default_factory=dict)
     """Digest per stage of the state before each round, of the last rounds."""
     roots: dict[int, bytes] = field(default_factory=dict)
-    """And its state root."""
+    """State root before each round."""
     inner_steps: dict[int, int] = field(default_factory=dict)
     """Inner steps of each phase."""
 
     @property
     def told_loss(self) -> float:
-        """What others hear; 0: nothing."""
+        """Return the published loss; 0: none."""
         return self.loss if self.tells_loss else 0.0
 
     def stand_still(self) -> None:
@@ -75,11 +75,11 @@ class Progress:
 
 @dataclass(frozen=True)
 class Ready:
-    """All workers hold the state before a round."""
+    """Report: all workers have loaded the state before a round."""
 
     round: int
     digests: dict[int, bytes]
-    """By stage."""
+    """Digests by stage."""
     evaluation_loss: float | None
     applied_at_step: int
 
@@ -90,18 +90,18 @@ class Phase:
 
     first: pb.Boundary
     payloads: list[pb.StagePayload]
-    """In stage order."""
+    """Payloads in stage order."""
     parts: list[tuple[list[int], wire.Marks]]
-    """Of each worker: its stages, and its part of the marks."""
+    """Stages of each worker, with its part of the audit checkpoints."""
 
     @property
     def leaves(self) -> wire.Leaves:
-        """What its payloads are announced by."""
+        """Return the payload index that announces its payloads."""
         return self._leaves([payload.shares for payload in self.payloads])
 
     @property
     def work(self) -> wire.Leaves:
-        """Whatever the roster that shares it: the same after every restart."""
+        """Return the payload index without the roster's shards: the same after every restart."""
         return self._leaves([b""] * len(self.payloads))
 
     def _leaves(self, shares: Sequence[bytes]) -> wire.Leaves:
@@ -114,8 +114,8 @@ class Phase:
         )
 
     def ended(self, base: bytes, leaves: bytes, audit: bytes = b"", shares: bytes = b"", tells_loss: bool = True) -> PhaseEnded:
-        """As the member machine hears it: `base`, the root of the state that it started from; digests of the leaves, and of the
-        marks, and the root over the shares, where there are any."""
+        """Return the input of the member machine. `base`: root of the state that it started from; then the digests of the
+        payload index and of the audit checkpoints, and the root over the shards, if the run has them."""
         return PhaseEnded(
             round=self.first.round,
             base=base,
@@ -134,7 +134,7 @@ class Phase:
 
     @property
     def marks(self) -> wire.Marks | None:
-        """None where the run does not audit."""
+        """Return the audit checkpoints; None in a run without audits."""
         return merged(self.parts) if self.first.HasField("marks") else None
 
     @property
@@ -158,14 +158,14 @@ class Crew:
         self.begin()
 
     def begin(self) -> None:
-        """A new generation: nobody has said anything."""
+        """Begin a worker group, without any report."""
         self.hellos: dict[int, pb.Hello] = {}
         self._readies: dict[int, dict[int, pb.Ready]] = {}
         self._phases: dict[int, dict[int, pb.Boundary]] = {}
         self._rechecks: dict[int, dict[int, pb.Rechecked]] = {}
         self.stepped = False
         self.started = False
-        """Whether they were told where to start from: until then they wait for us."""
+        """True once they received their start: until then they wait for this daemon."""
         self._first, self._replays, self._reached = 0, 0, 0
         self._steps: deque[float] = deque(maxlen=STEPS_REMEMBERED)
         """Seconds of the last ones."""
@@ -182,11 +182,11 @@ class Crew:
         return len(self.hellos) == self._workers
 
     def start(self, round: int, replays: int) -> None:
-        """They were told: from the state before that round, and so many commits after it."""
+        """Note their start: the state before that round, and so many commits after it."""
         self.started, self._first, self._replays, self._reached = True, round, replays, round
 
     def _speakers(self) -> int:
-        """How many ranks hold the outer state: those of the first copy. The others only train."""
+        """Return the number of ranks with outer state: those of the first copy. All others only train."""
         return self._workers - sum(each.copy > 0 for each in self.hellos.values())
 
     def step(self, step: pb.Step) -> None:
@@ -201,19 +201,19 @@ class Crew:
             progress.tokens_per_second = step.tokens / step.seconds
 
     def computes(self, ticks: int) -> None:
-        """Processor time of all workers so far. Before their first step it is the sign that they go on."""
+        """Note the processor time of all workers so far. Before their first step it shows that they work."""
         ours = len(self.hellos) == self._workers and not self.started
         if not self._steps and (ours or ticks > self._computed):
             self._heard_at = self._clock()
         self._computed = ticks
 
     def stuck(self) -> bool:
-        """Whether they stand still for much longer than a step takes."""
+        """Return whether they pause for much longer than a step takes."""
         usual = statistics.median(self._steps) if self._steps else 0.0
         return self._clock() - self._heard_at > max(STUCK_SECONDS, STUCK_STEPS * usual)
 
     def status(self) -> Status | None:
-        """What they do; None before the first of them is up."""
+        """Return their status; None before the first is up."""
         if not self.stepped:
             return Status("starting", self._before_the_first_step()) if self.hellos else None
         return Status("waiting", self.progress.waiting) if self.progress.waiting else Status("training", "on the roster")

@@ -77,7 +77,7 @@ __all__ = ["remind", "run_node", "warn_of_room"]
 log = logging.getLogger(__name__)
 
 GOODBYE_SECONDS = 3.0
-"""How long a leaving node tries to tell the coordinator."""
+"""Most seconds for the departure of a stopping node."""
 
 
 async def run_node(settings: NodeSettings) -> None:
@@ -103,7 +103,7 @@ class OpenRun:
     coordinator: CoordinatorLink
     chain: ChainFile
     data: BlobStore
-    """With its corpus."""
+    """Store with its corpus."""
     own_text: OwnText | None
     """Corpus that this node trains on; None: the run's."""
     pool: WorkerPool
@@ -112,12 +112,12 @@ class OpenRun:
 
     @property
     def account(self) -> "Account | None":
-        """Of what our own data may give away."""
+        """Return the privacy account of the private data."""
         return self.own_text.account if self.own_text is not None else None
 
     @property
     def own_digest(self) -> bytes:
-        """Digest of our own data; empty where there is none."""
+        """Return the digest of the private data; empty if there are none."""
         return self.own_text.digest if self.own_text is not None else b""
 
 
@@ -228,7 +228,7 @@ class OpenCluster:
 
 
 async def _open_cluster(settings: NodeSettings, daemon: Daemon, run: OpenRun, storage: Storage) -> OpenCluster:
-    """Put the member machine and the workers together, and feed the machine what it said before. No worker runs yet."""
+    """Connect the member machine and the workers, and replay the machine's signed statements. No worker runs yet."""
     tasks, place, me = daemon.tasks, daemon.place, daemon.home.identity
     context = RunContext(me, run.chain, place.store, tasks)
     crew = Crew(tells_loss=run.account is None or not run.account.budget.bounds)
@@ -256,7 +256,7 @@ async def _open_cluster(settings: NodeSettings, daemon: Daemon, run: OpenRun, st
 
 
 async def _serve(settings: NodeSettings, daemon: Daemon, run: OpenRun, storage: Storage, cluster: OpenCluster) -> Prover | None:
-    """Show the page and the API, and answer challenges; return what answers them, where the run asks for evidence."""
+    """Serve the page and the API, and answer challenges; return the prover, if the run requires evidence."""
     home, place, closing, network = daemon.home, daemon.place, daemon.closing, daemon.place.network
     manifest = run.chain.manifest
     prover = prover_for(settings, home, manifest)
@@ -308,7 +308,7 @@ def _loops(
 
 
 async def remind(participant: Participant) -> None:
-    """While the run waits for its first clusters, log which setting says how many."""
+    """Log which setting decides how many clusters begin the run, while it waits for them."""
     while not participant.machine.state.head.round:
         await asyncio.sleep(REMINDER_SECONDS)
         if not participant.machine.state.head.round and participant.machine.state.connected:
@@ -324,7 +324,7 @@ async def _finish(node: MemberDriver, attendance: Attendance, ends: bool) -> Non
 
 
 def warn_of_room(manifest: Manifest, home: Path, devices: int | None) -> None:
-    """Of memory and disk. Blocking."""
+    """Warn about memory and disk. Blocking."""
     for finding in of_room(manifest, home, devices):
         if finding.level is not Level.FINE:
             log.warning("%s: %s", finding.about, finding.says)
@@ -337,7 +337,7 @@ async def _take_weights(folder: Path, place: Place, home: DataDirectory, manifes
 
 
 def _open_data(settings: NodeSettings, home: DataDirectory, manifest: Manifest) -> BlobStore:
-    """Where the run's corpus lies, or will lie. What an operator named is checked here, before anything is claimed. Blocking."""
+    """Return the store of the run's corpus, complete or not. Checks a named folder before any claim. Blocking."""
     if named_store(manifest.data, settings.data) is None:
         return BlobStore(home.folder / "data")
     folder = settings.data[manifest.data.name]
@@ -360,7 +360,7 @@ async def _train(
 
 
 async def _leave(workers: Workers, attendance: Attendance, kind: object, error: BaseException | None, trace: object) -> None:
-    """Who only waits for room says no goodbye: it comes back, perhaps before two commits came without it."""
+    """Leave the run. A node that waits for disk space does not leave: it returns, perhaps within two commits."""
     if error is not None and lack_of_room(error):
         await workers.stop()
     else:
@@ -368,9 +368,9 @@ async def _leave(workers: Workers, attendance: Attendance, kind: object, error: 
 
 
 def prover_for(settings: NodeSettings, home: DataDirectory, manifest: Manifest) -> Prover | None:
-    """Return what answers challenges where the run asks for evidence. The coordinator rejects a machine without any.
+    """Return this machine's prover, if the run requires evidence. The coordinator rejects a machine without any.
 
-    Raises ConfigError if a kind that the run asks for is not installed.
+    Raises ConfigError if a kind that the run requires is not installed.
     """
     kinds = manifest.attestation.kinds
     if not kinds:

@@ -1,4 +1,4 @@
-"""What a run takes of a box's disk: what lies there at most, and what each round writes. Bytes, by arithmetic only."""
+"""Disk model: space that a run takes on a host, and bytes written per round. Arithmetic only."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ __all__ = ["Written", "disk_bytes", "held_bytes", "written"]
 
 @dataclass(frozen=True)
 class Written:
-    """By a box, for one round."""
+    """Bytes written by a host in one round."""
 
     boundary: int
     """Error feedback."""
     anchor_and_moments: int
-    """What a complete boundary has beside it; `--checkpoint-every` says how many have."""
+    """Additional bytes of a complete checkpoint; `--checkpoint-every` decides how many are complete."""
     payload: int
-    """Its own."""
+    """Bytes of its payload."""
     others: int
     """Their payloads, as they arrive."""
     state: int
@@ -31,9 +31,9 @@ class Written:
     marks: int
     """So many are written; the last one before anything is announced."""
     audited: float
-    """In the mean: states of others' phases, fetched to train a stretch of them again."""
+    """Mean bytes of states fetched for audits."""
     shares: float
-    """In the mean: of what commits name, kept for when others are gone."""
+    """Mean bytes of erasure shards."""
 
     @property
     def for_others(self) -> float:
@@ -41,19 +41,19 @@ class Written:
 
     @property
     def waited_for(self) -> int:
-        """By the exchange, in a round whose boundary is complete: no payload is announced, and no commit applied, before these are
-        on the disk."""
+        """Return the bytes on which the exchange waits in a round with a complete checkpoint: no payload is announced, and
+        no commit applied, before they are durable."""
         return self.mark + self.boundary + self.anchor_and_moments + self.payload + self.state
 
     def in_a_round(self, checkpoint_every: int) -> float:
-        """In all, in the mean of rounds of which one in so many has a complete boundary."""
+        """Return the mean bytes per round, with one complete checkpoint in so many rounds."""
         always = self.boundary + self.payload + self.others + self.state + self.mark * self.marks + self.for_others
         return always + self.anchor_and_moments / checkpoint_every
 
 
 def written(manifest: Manifest, clusters: int, stages: Sequence[int] | None = None, leads: bool = True) -> Written:
-    """By a box with these stages (default: all), where so many clusters exchange, in a round of H steps. `leads`: it is its
-    cluster's first, which audits. Headers, lists and the codec's warm starts are left out."""
+    """Return the bytes of a host with these stages (default: all), in a round of H steps with so many clusters. `leads`:
+    it is the lead host, which audits. Omitted: headers, lists, and the codec's warm starts."""
     model = manifest.model
     mine = range(model.stages) if stages is None else stages
     held = stage_bytes(manifest, mine, half=False)
@@ -87,9 +87,9 @@ def _for_checks(manifest: Manifest, clusters: int, stages: Sequence[int], leads:
 
 
 def disk_bytes(manifest: Manifest, clusters: int) -> int:
-    """That a box which holds all stages fills at most, beside data and chain: states that it keeps (with one that arrives),
-    boundaries (with one that is being written), states of phases that may be audited, weights that adapters are added to, the
-    payloads of so many clusters until two later snapshots are agreed, and shares. Who audits looks for room itself."""
+    """Return the most bytes of a host with all stages, beside data and chain: stored states (with one arriving),
+    checkpoints (with one being written), states for audits, weights under adapters, payloads of all clusters until two
+    later snapshots are agreed, and shards. The auditor checks its own space."""
     each = written(manifest, clusters)
     boundaries = (BOUNDARIES_KEPT + 1) * (each.boundary + each.anchor_and_moments)
     shares = manifest.availability.most_bytes if manifest.availability is not None else 0
@@ -106,7 +106,7 @@ def _marks_bytes(manifest: Manifest, mark: int) -> int:
 
 
 def held_bytes(manifest: Manifest, clusters: int) -> int:
-    """That who keeps for others fills at most, beside data and chain: the same without boundaries and phases."""
+    """Return the most bytes of a relay, beside data and chain: the same without checkpoints and phases."""
     model, stages = manifest.model, range(manifest.model.stages)
     states = (SNAPSHOTS_KEPT + RECENT_STATES + 1) * sum(state_bytes(model, stage) for stage in stages)
     payload = model_payload_bytes(model, manifest.compression)

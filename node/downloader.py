@@ -39,11 +39,11 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Roster = Callable[[], Mapping[str, Cluster]]
-"""Returns the clusters that take part now, by name, each of whose hosts serves its own stages."""
+"""Returns the clusters that take part now, by name; each of their hosts serves its own stages."""
 
 RETRY_SECONDS = 0.5
 LINGER_SECONDS = 2.0
-"""A download that nobody wants goes on for this: whoever counts what was being judged wants it next."""
+"""Time for which an unwanted download continues: a commit that counts the judged payload needs it next."""
 FETCHES_AT_ONCE = 8
 """Downloads in parallel: enough to fill a link from several providers, few enough to finish one early."""
 
@@ -54,13 +54,13 @@ class FetchStatistics:
     fetches: int
     failures: int
     held: int
-    """Of the downloads that are going on: bytes on disk."""
+    """Bytes on disk of the downloads in progress."""
     wanted: int
-    """And their sizes."""
+    """Sizes of the downloads in progress."""
 
 
 class Finder(Protocol):
-    """Who knows how to dial peers."""
+    """Directory of peers' addresses."""
 
     async def find(self, peer: str) -> pb.PeerRecord | None: ...
 
@@ -69,7 +69,7 @@ class Finder(Protocol):
 
 
 class Restores(Protocol):
-    """Who has a blob that nobody serves any more."""
+    """Reconstruction of blobs that no provider serves."""
 
     async def fetch(self, blob: bytes, by: NamedBy, stage: int | None, store: BlobStore, max_size: int) -> int:
         """Into the store; the bytes received. Raises RemoteError where it cannot be had."""
@@ -77,7 +77,7 @@ class Restores(Protocol):
 
 @dataclass
 class Download:
-    """Lives as long as somebody wants it."""
+    """Download that lives as long as a caller waits for it."""
 
     task: asyncio.Task[None]
     wanted: int = 0
@@ -110,7 +110,7 @@ class Downloader:
         self._slots = Slots(FETCHES_AT_ONCE)
         self._counts: Counter[str] = Counter()
         self._held: dict[bytes, tuple[int, int]] = {}
-        """(bytes on disk, size) of each download that goes on."""
+        """(bytes on disk, size) of each download in progress."""
 
     def statistics(self) -> FetchStatistics:
         held, wanted = (sum(part) for part in zip((0, 0), *self._held.values(), strict=True))
@@ -149,7 +149,7 @@ class Downloader:
         whole."""
         try:
             size = self.store.size(digest) if self.store.sound(digest) else None
-        except FileNotFoundError:  # it was let go this very moment
+        except FileNotFoundError:  # it was deleted at this moment
             size = None
         if size is not None and size > max_size:
             raise RemoteError(pb.REASON_OVERSIZE, f"{size} bytes; at most {max_size} expected")
@@ -196,14 +196,14 @@ class Downloader:
                 self._counts.update(bytes=received, fetches=1)
                 await self.traffic.download.spend(received)
                 return
-            except RemoteError as error:  # whatever is wrong with it is nobody else's fault
+            except RemoteError as error:  # a fault of this provider is no fault of another
                 last = RemoteError(pb.REASON_UNAVAILABLE, f"{last.detail}; {error.detail}")
         if self._shares is not None and by is not None:
             try:
                 received = await self._shares.fetch(digest, by, stage, self.store, max_size)
                 self._counts.update(bytes=received, fetches=1)
                 return
-            except RemoteError as error:  # a lie among them is nobody's whom we asked for the blob
+            except RemoteError as error:  # a false record is not the fault of the provider
                 last = RemoteError(pb.REASON_UNAVAILABLE, f"{last.detail}; {error.detail}")
         await asyncio.gather(*(self._directory.look_up(peer) for peer in asked))  # for the next attempt
         raise last
@@ -211,7 +211,7 @@ class Downloader:
     async def fetch_forever(
         self, digest: bytes, providers: Iterable[str], max_size: int = limits.BLOB_BYTES, stage: int | None = None
     ) -> None:
-        """`fetch` until somebody serves it. Raises RemoteError when what is served breaks a rule."""
+        """Fetch until a peer serves the blob. Raises RemoteError when the served data break a rule."""
         providers = list(providers)
         while True:
             try:
@@ -222,9 +222,9 @@ class Downloader:
                 await asyncio.sleep(RETRY_SECONDS)
 
     def _order(self, peers: Sequence[str], stage: int | None) -> Iterator[str]:
-        """Whom to ask, one after the other: of each cluster one box that hosts the stage, or its lead, before all its others, where
-        it may lie from before. In no order otherwise: uploads spread, and a cluster of many boxes is asked no sooner than one of
-        one."""
+        """Yield peers in the order of requests: of each cluster first one host with the stage, or its lead host, then all
+        others, which may have it from before. Otherwise random: uploads spread, and a cluster of many hosts comes no
+        earlier than one of one."""
         roster, asked = self._roster(), {self._me}
         shuffled = random.sample(peers, len(peers))
 
@@ -251,8 +251,8 @@ async def read_index(manifest: Manifest, store: BlobStore, blob: bytes, fetch: C
 
 
 async def had(fetch: Callable[[], Awaitable[None]], read: Callable[[], T]) -> T:
-    """What `read`, which blocks, makes of a blob that `fetch` has: again where it was let go in between, as nobody needed it but
-    for this. Raises what they raise."""
+    """Return what `read`, which blocks, makes of a blob that `fetch` stores. Fetch again if it was deleted between. Raises
+    their errors."""
     while True:
         await fetch()
         with suppress(FileNotFoundError):
@@ -260,7 +260,7 @@ async def had(fetch: Callable[[], Awaitable[None]], read: Callable[[], T]) -> T:
 
 
 def places_behind(us: str, other: str, clusters: Iterable[str]) -> int:
-    """How far behind us another stands in the ring of these clusters. Everybody fetches first from those next to it: so all send at
-    once. In the order in which work is announced everybody would ask the same few, while the others' lines stand idle."""
+    """Return the distance to another cluster in the ring of these clusters. Each fetches first from its next neighbours,
+    so all upload at once. In the order of announcements all would ask the same few, while other links stand idle."""
     ring = sorted({us, other, *clusters})
     return (ring.index(other) - ring.index(us)) % len(ring)

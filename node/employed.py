@@ -54,13 +54,13 @@ __all__ = [
 ]
 
 STAGES = "stages"
-"""In a run's folder: the boundaries of its workers."""
+"""Folder of the workers' checkpoints, in a run's folder."""
 
 log = logging.getLogger(__name__)
 
 
 def has_trained(folder: Path) -> bool:
-    """Whether this node trained in the run of that folder, in this life or an earlier one. Blocking."""
+    """Return whether this node trained in the run of that folder, in any incarnation. Blocking."""
     return any((folder / STAGES).glob("*"))
 
 
@@ -142,7 +142,7 @@ def open_workplace(
 
 
 def follow_lead(context: RunContext, member: MemberPort, line: LeadLine, place: Workplace, interface: str | None) -> Employment:
-    """Have the workers of this host do what its cluster's lead host says."""
+    """Return workers of this host that follow its cluster's lead host."""
     keeping, crew = place.keeping, place.crew
     follower = Follower(context, member, line, place.pool, place.own_host, keeping, crew, interface or LOOPBACK)
     return Employment(follower, None, {})
@@ -157,14 +157,16 @@ def lead_cluster(
     settings: ClusterSettings,
     account: "Account | None",
 ) -> Employment:
-    """Lead the workers of this host and of those that join it. `account`: of what our own data may give away."""
+    """Return workers of this host and of hosts that join it, with this host as lead. `account`: privacy account of the
+    private data."""
     team = Team(context, member, machine, place.pool, place.own_host, lead, settings)
     generations = Generations(context, member, team, place.run_data.starts, place.keeping, place.crew, account)
     return Employment(generations, generations, {"hosts": team.watch_hosts(), "claim": team.watch_claim()})
 
 
 def admission(settings: NodeSettings, identity: Identity, place: Place, cuda: bool, corpus: bytes) -> BoxAdmission:
-    """Return what our cluster's other hosts must show, and write the link that they need. `corpus`: digest of our own data."""
+    """Return what the cluster's other hosts must show, and write the link that they need. `corpus`: digest of the private
+    data."""
     join, network, others = settings.join, place.network, settings.boxes - 1
     secret = load_or_create_secret(place.folder / "cluster.secret")
     port = network.address.rpartition(":")[2]

@@ -1,8 +1,8 @@
-"""Two chains of one run: found when peers that hold them meet, proven by the coordinator's two signatures, the end of this node.
+"""Forks: two chains of one run, found when peers with different chains meet, proven by the coordinator's two signatures.
 
-Calls between peers say which commit is the newest (transport/heads.py). Whose chain is as long asks for one that is not its own;
-when the coordinator signed both, they are kept beside the chain, and the node does not start on it again before the run's owner has
-said, by appointing a coordinator, which of the two is the run's.
+Calls between peers contain the newest commit (head gossip). A peer with a chain of the same length requests a different
+commit. If the coordinator signed both, they are stored beside the chain, and the node stops. It does not start on that
+chain again until the run's owner has appointed a coordinator, and so chosen one of the two.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ __all__ = ["Forks", "check_forks", "follow_owner", "is_ours", "proof_of_fork", "
 log = logging.getLogger(__name__)
 
 ASK_SECONDS = 30.0
-"""For a commit of at most `limits.COMMIT_BYTES`."""
+"""Timeout for a commit of at most `limits.COMMIT_BYTES`."""
 
 
 def proof_of_fork(chain: ChainFile, round: int, other: pb.Envelope) -> LocalError:
@@ -55,8 +55,8 @@ def proof_of_fork(chain: ChainFile, round: int, other: pb.Envelope) -> LocalErro
 
 
 async def is_ours(chain: ChainFile, commit: Statement[pb.Commit]) -> bool:
-    """Whether our chain has it already; false: it is of a later round. Where ours is another, raises what `proof_of_fork` returns
-    or raises."""
+    """Return whether this chain contains the commit; false: it is from a later round. If this chain has another one,
+    return or raise as `proof_of_fork`."""
     round = commit.body.round
     if round >= chain.length:
         return False
@@ -67,8 +67,7 @@ async def is_ours(chain: ChainFile, commit: Statement[pb.Commit]) -> bool:
 
 
 def check_forks(chain: ChainFile) -> None:
-    """Raises LocalError where a proof lies beside the chain, and its owner has not said since which chain is the run's. Changes
-    nothing."""
+    """Raise LocalError if a proof is beside the chain, and the owner has not chosen a chain since. Changes nothing."""
     for path in sorted(chain.path.parent.glob("fork-*.pb")):
         try:
             round, term = terms.forked_round(chain.manifest, pb.Fork.FromString(path.read_bytes()))
@@ -80,14 +79,14 @@ def check_forks(chain: ChainFile) -> None:
 
 
 def replaced(chain: ChainFile, envelope: pb.Envelope) -> LocalError | None:
-    """The error that ends this node where the run's owner has said anew who signs; None where we know, or it is not the owner's
-    word. The next start follows it."""
+    """Return the error that ends this node if the owner appointed another coordinator; None if the appointment is known or
+    not the owner's. The next start follows it."""
     newest = chain.appointment
     if newest is not None and newest.envelope.body == envelope.body:
         return None
     try:
         appointment = terms.open_appointment(chain.manifest, envelope)
-    except RemoteError:  # anybody says anything
+    except RemoteError:  # unknown peers may send anything
         return None
     if appointment.body.term <= chain.term:
         return None
@@ -103,8 +102,8 @@ async def follow_owner(
     appointment: Statement[pb.Appointment] | None,
     ask: Callable[[int], Awaitable[Statement[pb.Commit]]],
 ) -> None:
-    """Before anything is built on our chain: give up what the run's owner says is not the run's. `coordinator`: whom the link
-    names; `ask`: for a commit that it holds. Raises LocalError where the link names one whom the owner has replaced."""
+    """Remove commits that the owner rejects, before anything builds on this chain. `coordinator`: the link's; `ask`:
+    returns one of its commits. Raises LocalError if the link names a coordinator that the owner has replaced."""
     if appointment is not None and await asyncio.to_thread(chain.appoint, appointment.envelope):
         log.warning("the run's owner named another chain: %d of our commits stand, the others are set aside", chain.length)
     if chain.signer != coordinator:
@@ -125,7 +124,7 @@ def _error(round: int, path: Path) -> LocalError:
 
 
 class Forks:
-    """Compares the chains that others hold with ours."""
+    """Comparison of other peers' chains with this one."""
 
     def __init__(self, chain: ChainFile, directory: Finder, channels: ChannelPool, tasks: Tasks) -> None:
         self._chain, self._directory, self._channels, self._tasks = chain, directory, channels, tasks
@@ -139,7 +138,7 @@ class Forks:
         return services.Tip(round=head.round, head=head.digest, appointment=self._chain.newest_word)
 
     def heard(self, peer: str, tip: services.Tip) -> None:
-        """What a caller, or who was called, holds: members of the roster are believed to hold something."""
+        """Take the head of a caller or a called peer; those of roster members are checked."""
         head = self._chain.head
         if tip.HasField("appointment") and tip.appointment != self._chain.newest_word:
             self._tasks.start(self._look_at(tip.appointment), f"appointment from {short(peer)}")

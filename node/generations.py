@@ -1,6 +1,6 @@
-"""Generations of stage workers, one after the other: where each starts, the commits it gets, what it says.
+"""Worker supervisor: runs worker groups one after the other; it chooses their start, and delivers commits and reports.
 
-Facts of the workers become inputs of the member machine; blobs that nobody can want any more go.
+Reports of workers become inputs of the member machine; blobs that no peer can need any more are deleted.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 GENERATION_PAUSE_SECONDS = 1.0
 AROUND_SECONDS = 60.0
-"""A payload that nobody has served for so long is gone around: starting again costs about as much."""
+"""Time without a provider after which a payload is skipped by a restart, which costs about as much."""
 FAILED_GENERATIONS = 5
 """So many launches in a row without one phase: something here is broken, and a person should look."""
 
@@ -57,25 +57,25 @@ class Generations:
         crew: Crew,
         account: "Account | None" = None,
     ) -> None:
-        """`member`: hears what the workers say. `account`: of what our own data may give away."""
+        """Supervise the workers. `member`: receives their reports. `account`: privacy account of the private data."""
         self._manifest, self._me, self._chain, self._store = context.manifest, context.me, context.chain, context.store
         self._tasks, self._member, self._team, self._starts = context.tasks, member, team, starts
         self._keeping, self._crew, self._account = keeping, crew, account
         self._signs = secrets.randbits(63) | 1
-        """Of sketches of contributions: who knew them could hide from them what it does."""
+        """Seed of the sketches of contributions: an author that knew it could hide an effect from them."""
         self.progress = crew.progress
         self._grew = asyncio.Event()
-        """Set when the chain has a commit more."""
+        """Event, set when the chain has a new commit."""
         self._fed = 0
         """The next commit for the workers."""
         self._feeding: asyncio.Task[None] | None = None
         self._finding: asyncio.Task[None] | None = None
-        """Looks for peers that keep the payloads of the open round."""
+        """Task that searches relays for the payloads of the open round."""
         self._avoid_boundaries = False
         self._ending = ""
-        """Why we told the generation to stop …"""
+        """Reason for stopping the worker group."""
         self._failed = True
-        """… and whether it failed: nobody told it to, or it stood still."""
+        """True if it failed: it ended without a command, or was stuck."""
         self._failed_generations = 0
 
     def chain_grew(self) -> None:
@@ -89,13 +89,13 @@ class Generations:
             self._finding = None
 
     async def judge(self, contribution: Statement[pb.Contribution], base: bytes, rank_or_k: int) -> Verdict:
-        """Fetch and check its payloads, until cancelled; `base`: our own state root."""
+        """Download and check the payloads of a contribution, until cancelled; `base`: this node's state root."""
         self._keeping.judged(contribution.body)
         return await self._team.judge(contribution, base, rank_or_k)
 
     def score(self, asked: member.Measure) -> None:
-        """Have the workers measure what a contribution does to the loss, when they can. Who has not started is asked again when it
-        has the state: its first command is its start."""
+        """Let the workers score a contribution when they can. Workers without a start receive the request when they have
+        the state."""
         if not self._crew.started:
             return
         try:
@@ -129,12 +129,12 @@ class Generations:
         self._end_generation("their state was not the run's", failed=False)
 
     def _end_generation(self, why: str, failed: bool = True) -> None:
-        """Nothing that it still says is heard."""
+        """Stop the worker group; later reports are ignored."""
         self._ending, self._failed = why, failed
         self._team.end_generation()
 
     def _hear(self, fact: member.Input) -> None:
-        """What the workers say, unless they were ended meanwhile."""
+        """Feed a report to the member machine, unless the worker group was stopped."""
         if not self._ending:
             self._member.feed(fact)
 
@@ -142,7 +142,7 @@ class Generations:
         await self._team.stop()
 
     async def run(self) -> None:
-        """Generations, one after the other, until cancelled or the run cannot go on here."""
+        """Run worker groups, until cancelled or the run cannot continue here."""
         while not self._member.state.leaving:
             self._crew.begin()
             generation = self._tasks.start(self._team.run_generation(), "workers")
@@ -165,7 +165,7 @@ class Generations:
             await asyncio.sleep(GENERATION_PAUSE_SECONDS)
 
     async def _follow_generation(self) -> str:
-        """What the workers of one generation say, until it ends; why it failed, where they could tell."""
+        """Follow one worker group until it ends. Return why it failed, if the workers reported it."""
         self._ending, self._failed = "", True
         watchdog = self._tasks.start(self._watch_workers(), "watchdog")
         while (item := await self._team.events.get()) is not None:
@@ -204,7 +204,7 @@ class Generations:
         return self._ending
 
     async def _watch_workers(self) -> None:
-        """Workers that stand still are ended: the next generation resumes."""
+        """Stop stuck workers: the next worker group resumes."""
         while True:
             await asyncio.sleep(GENERATION_PAUSE_SECONDS)
             self._crew.expect(self._team.workers)
@@ -215,7 +215,7 @@ class Generations:
                 return
 
     async def _ready(self, ready: Ready) -> None:
-        """All workers hold the state before a round."""
+        """Handle the report that all workers have the state before a round."""
         states = state_blob(ready.digests)
         root = await asyncio.to_thread(self._store.put, [states])
         self._team.ready(ready.round, states)
@@ -231,8 +231,8 @@ class Generations:
         await self._keeping.retain()
 
     async def _enter_what_was_kept(self, hello: worker.Hello) -> None:
-        """Boundaries of an earlier life, which may have ended before it said so: their work is in the feedback that goes on. Raises
-        LocalError where that is of another corpus."""
+        """Enter checkpoints of an earlier incarnation into the account, if it ended before it did so: their work is in the
+        error feedback. Raises LocalError if that work is of another corpus."""
         if self._account is None:
             return
         for boundary in hello.boundaries:
@@ -267,7 +267,7 @@ class Generations:
             self._finding = self._tasks.start(self._contribute_by_holders(ended, phase.payloads), "find holders")
 
     async def _contribute_by_holders(self, ended: member.PhaseEnded, payloads: Sequence[worker.StagePayload]) -> None:
-        """Not every box can be dialled: first others keep the payloads, then they are announced."""
+        """Contribute for a cluster with unreachable hosts: upload the payloads to relays, then announce them."""
         try:
             self._hear(replace(ended, holders=await self._team.held(ended.leaves, payloads)))
         except RemoteError as error:  # the box that went takes its generation along; the next announces the phase again
@@ -301,7 +301,8 @@ class Generations:
                 self._fed += 1
 
     async def _take(self, commit: Statement[pb.Commit]) -> worker.Apply | None:
-        """What a commit counts, as soon as somebody serves it; None where nobody does and a later agreed state goes around it."""
+        """Return what a commit counts, as soon as a peer serves it; None if none does, and a later agreed state replaces
+        it."""
         clock = asyncio.get_running_loop().time
         began = clock()
         while True:
@@ -327,7 +328,7 @@ class Generations:
             await asyncio.sleep(GENERATION_PAUSE_SECONDS)
 
     async def _decided(self, hellos: list[worker.Hello]) -> None:
-        """Where stages moved while the round was open that they trained for: its commit says what they owe. Not for ever."""
+        """Wait, for a limited time, for the commit of a round in which stages moved: it decides their error feedback."""
         clock = asyncio.get_running_loop().time
         ends = clock() + AROUND_SECONDS
         while not self._avoid_boundaries and clock() < ends and self._starts.undecided(hellos):

@@ -1,8 +1,8 @@
-"""`dilocox relay`: a peer that keeps payloads and states for those who cannot be dialled, and trains nothing.
+"""Relay daemon, `dilocox relay`: stores payloads and states for peers that are not reachable; it trains nothing.
 
-The run's manifest names it. It follows the chain, takes what members of the roster push, serves it to everybody, and keeps it as
-long as a joiner or a restart may need it. `dilocox archive` is the same with an archive (archiver.py); where the manifest does not
-name it, it only reads.
+The run's manifest names it. It follows the chain, stores uploads of roster members, serves them to every peer, and
+keeps them as long as a joiner or a restart may need them. `dilocox archive` is the same with an archive (archiver.py);
+without a place in the manifest, it only reads.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ __all__ = ["HolderSettings", "run_holder"]
 log = logging.getLogger(__name__)
 
 BEAT_SECONDS = 2.0
-"""For the people who watch: nobody waits for a holder."""
+"""Interval of heartbeats, for people: no round waits for a relay."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class HolderSettings(PeerSettings):
 
 
 async def run_holder(settings: HolderSettings) -> None:
-    """Keep until SIGTERM or SIGINT. Raises LocalError where the run does not name this peer, and it keeps no archive either."""
+    """Run until SIGTERM or SIGINT. Raises LocalError if the run does not name this peer, and it has no archive either."""
     await run_peer(settings, partial(_hold, settings))
 
 
@@ -98,7 +98,7 @@ async def _hold(settings: HolderSettings, daemon: Daemon) -> None:
 
 
 async def _open_chain(settings: HolderSettings, daemon: Daemon, coordinator: CoordinatorLink) -> ChainFile:
-    """Return the chain of the run that the link names, as its owner has it. Raises LocalError where the run has no place for us."""
+    """Return the chain of the link's run, as its owner decided. Raises LocalError if the run has no place for this peer."""
     home, tasks, place, files = daemon.home, daemon.tasks, daemon.place, daemon.files
     manifest, appointment = await tasks.race(coordinator.run(place.door.tell))
     _check_part(settings, manifest, home.identity.peer)
@@ -143,7 +143,7 @@ async def _open_archiver(
 
 
 def _check_part(settings: HolderSettings, manifest: Manifest, me: str) -> None:
-    """Raises LocalError where the run has no place for us, ConfigError where its archive must be sealed."""
+    """Raise LocalError if the run has no place for this peer, ConfigError if its archive must be sealed."""
     if why := no_part(manifest, me, Role.RELAY if settings.archive is None else Role.ARCHIVE):
         raise LocalError(why)
     if settings.archive is not None:
@@ -151,7 +151,7 @@ def _check_part(settings: HolderSettings, manifest: Manifest, me: str) -> None:
 
 
 class Announcement:
-    """Tells people that we are here, and peers how to dial us. No round waits for it."""
+    """Record and heartbeats of this peer, for peers and people. No round waits for it."""
 
     def __init__(
         self, identity: Identity, chain: ChainFile, own: OwnStatements, coordinator: CoordinatorLink, directory: Directory
@@ -201,7 +201,7 @@ class Retention:
     async def retain(self) -> None:
         self._agreed.name(await asyncio.to_thread(self._starts.agreed_roots))
         store = self._store
-        # First: what comes meanwhile is not looked at.
+        # Read first: later arrivals are not considered.
         here = await asyncio.to_thread(store.digests) | await asyncio.to_thread(store.partials)
         keep = await asyncio.to_thread(self._starts.worth_keeping) | self._relay_store.blobs()
         for digest in here - keep - self._pushed.coming:
@@ -223,12 +223,13 @@ class Holder:
         archiver: Archiver | None = None,
         announcement: Announcement | None = None,
     ) -> None:
-        """`announcement`: None where the manifest does not name us: a spectator says nothing."""
+        """Follow the run. `announcement`: None for a spectator, which the manifest does not name and which publishes
+        nothing."""
         self._chain, self._directory, self._coordinator, self._events = chain, directory, coordinator, events
         self._retention, self._archiver, self._announcement = retention, archiver, announcement
 
     async def follow(self) -> None:
-        """Until cancelled. Raises LocalError where the run's owner has appointed another coordinator."""
+        """Follow until cancelled. Raises LocalError if the run's owner has appointed another coordinator."""
         self._directory.know(self._chain.parties)
         hello = self._announcement.hello if self._announcement is not None else None
         async for event in self._coordinator.watch(lambda: self._chain.length, hello, self._away):

@@ -1,4 +1,5 @@
-"""A run's imported weights, from a copy of their folder on this machine: `dilocox node --from`. Whoever has none fetches them."""
+"""Imported weights of a run, from a copy of their folder on this machine: `dilocox node --from`. A node without a copy
+fetches them."""
 
 import asyncio
 import json
@@ -21,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 TELL_SECONDS = 2.0
-"""Between two lines in the log: whoever waits longer wants to know."""
+"""Interval of progress lines in the log."""
 
 
 async def import_weights(
@@ -33,8 +34,8 @@ async def import_weights(
     tell: Callable[[str], None] = lambda says: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Have the run's imported weights in `store`, made of the Hugging Face folder `source` by a process of its own; `manifest`: the
-    run's, as a file. `tell` hears of every stage that is there. Raises ConfigError where the folder makes others."""
+    """Store the run's imported weights, made of the Hugging Face folder `source` by a process of its own; `manifest`: the
+    run's, as a file. `tell` receives each finished stage. Raises ConfigError if the folder contains other weights."""
     root = model.imported
     if not root:
         raise ConfigError(f"--from {source}: the run begins with its seed, and nobody needs a copy of that")

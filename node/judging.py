@@ -21,7 +21,7 @@ class Judge(Protocol):
     """The workers of a cluster, as the machine of its lead host asks them."""
 
     async def judge(self, contribution: Statement[pb.Contribution], base: bytes, rank_or_k: int) -> Verdict:
-        """Download and check its payloads, until cancelled; `base`: our own state root."""
+        """Download and check its payloads, until cancelled; `base`: this node's state root."""
 
     def score(self, asked: member.Measure) -> None: ...
 
@@ -42,7 +42,7 @@ class Judging:
     def __init__(self, machine: Machine, judge: Judge, tasks: Tasks) -> None:
         self._machine, self._judge, self._tasks = machine, judge, tasks
         self._verdicts: list[asyncio.Task[None]] = []
-        """On contributions to the open round; begun when one is seen, so that downloads hide behind training."""
+        """Checks of contributions to the open round; each starts on arrival, so that downloads overlap training."""
 
     async def run(self) -> None:
         """Follow the machine's orders, until cancelled."""
@@ -66,7 +66,7 @@ class Judging:
                 self._judge.resynchronise()
 
     def _cancel_verdicts(self) -> None:
-        """Stop the checks under way: their round closed, or their base is no longer ours."""
+        """Stop the checks in progress: their round closed, or this node's base changed."""
         for task in self._verdicts:
             task.cancel()
         self._verdicts.clear()

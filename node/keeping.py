@@ -1,4 +1,4 @@
-"""Which blobs of this machine somebody may still ask for, or a restart needs. The others go."""
+"""Retention of blobs on this machine: those that a peer may request, or a restart needs. All others are deleted."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -33,15 +33,15 @@ class Keeping:
         self._boundaries: dict[int, set[bytes]] = {}
         """Payloads and base states that a restart would announce again, by round."""
         self._marks: dict[int, list[pb.Marks]] = {}
-        """What contributions of ours commit to, by round: of all our stages, or in parts …"""
+        """Audit checkpoints of our contributions by round: of all our stages, or in parts."""
         self._documents: dict[int, bytes] = {}
-        """… and the blob that lists them, where we lead."""
+        """Blobs that list them, if this host leads."""
         self._known: set[bytes] = set()
-        """Blobs that were told of, or once worth keeping, and may be here: only these are ever removed while workers write."""
+        """Blobs that are known and may be here: while workers write, only these are ever deleted."""
         self._judged: list[pb.Contribution] = []
-        """What was fetched to judge them goes when their round is over, unless it is worth keeping by then."""
+        """Contributions that were judged: their blobs are deleted after their round, unless they must be stored by then."""
         self._one_at_a_time = asyncio.Lock()
-        """Of those who remove: the last knows what is kept."""
+        """Held by the deletion in progress: the last one knows what to store."""
 
     def boundary(self, round: int, blobs: Iterable[bytes]) -> None:
         """A phase ended, and these are of it."""
@@ -50,11 +50,12 @@ class Keeping:
         self._known |= blobs
 
     def judged(self, contribution: pb.Contribution) -> None:
-        """What it announces is fetched, and may never be counted."""
+        """Note a contribution: its blobs are fetched, and may never be counted."""
         self._judged.append(contribution)
 
     def marks(self, round: int, marks: pb.Marks, document: bytes = b"") -> None:
-        """Of a phase that ended: `document`, the blob that a contribution names; its states are here."""
+        """Note the audit checkpoints of an ended phase. `document`: the blob that a contribution names; its states are
+        here."""
         self._marks.setdefault(round, []).append(marks)
         self._known |= {state for mark in marks.marks for state in mark.states}
         if document:
@@ -62,7 +63,7 @@ class Keeping:
             self._documents[round] = document
 
     def _announced(self) -> list[pb.Contribution]:
-        """In the open round, as far as we know."""
+        """Return the known contributions of the open round."""
         round = self._starts.head.round
         return [*self._contributions(), *(each for each in self._judged if each.round >= round)]
 
@@ -77,12 +78,13 @@ class Keeping:
         for round, parts in found.items():
             self.marks(round, merged(parts), digest_of([canonical(merged(parts))]))
         async with self._one_at_a_time:
-            # First: what comes meanwhile is not looked at.
+            # Read first: later arrivals are not considered.
             here = await asyncio.to_thread(self._store.digests) | await asyncio.to_thread(self._store.partials)
             await asyncio.to_thread(self._store.sweep, here - await self._worth_keeping())
 
     async def _worth_keeping(self) -> set[bytes]:
-        """As things stand when this returns: the chain and leaves are read in a thread, and what came meanwhile after them."""
+        """Return the blobs to store at the time of the return: chain and payload indexes are read in a thread, later
+        arrivals after them."""
         head: Head | None = None
         chain, payloads = set[bytes](), dict[bytes, list[bytes]]()
         while True:
@@ -97,11 +99,11 @@ class Keeping:
         return chain | self._at_hand() | {digest for each in self._announced() for digest in payloads[each.leaves]}
 
     def _payloads(self, contributions: Iterable[pb.Contribution]) -> dict[bytes, list[bytes]]:
-        """By leaves. Blocking."""
+        """Return the payloads of contributions, by payload index. Blocking."""
         return {each.leaves: self._starts.payloads_of(each) for each in contributions}
 
     def _at_hand(self) -> set[bytes]:
-        """What is known to be needed without reading anything."""
+        """Return the blobs that are needed, without reading anything."""
         for round in sorted(self._boundaries)[:-BOUNDARIES_KEPT]:
             del self._boundaries[round]
         keep = {digest for blobs in self._boundaries.values() for digest in blobs}
@@ -126,10 +128,10 @@ class Keeping:
             keep |= states | ({self._documents[round]} if states and round in self._documents else set())
         newest = self._marks[max(self._marks)] if self._marks else []
         ends = {state for part in newest for mark in part.marks[-1:] for state in mark.states}
-        return keep | ends  # where the running phase may begin, of which nobody has told us yet
+        return keep | ends  # possible start of the running phase, not reported yet
 
     async def retain(self) -> None:
-        """Remove blobs that are known and not worth keeping, or no longer."""
+        """Delete known blobs that are not needed."""
         async with self._one_at_a_time:
             round, judged = self._starts.head.round, self._judged
             self._judged = [each for each in judged if each.round >= round]

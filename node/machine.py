@@ -1,4 +1,4 @@
-"""What this box has for its cluster: devices, and memory on them and beside them. Free of torch."""
+"""Devices of this host: number and memory, and host memory. Imports no torch."""
 
 import os
 import re
@@ -13,22 +13,22 @@ from dilocox.protocol.ids import several
 __all__ = ["Lack", "Machine", "available_bytes", "cuda_devices", "lacking_driver", "this_machine"]
 
 NVIDIA_SMI = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
-"""The driver's own command: MiB of each card, a line each."""
+"""The driver's command: MiB of each card, a line each."""
 PCI = Path("/sys/bus/pci/devices")
 MEMORY = Path("/proc/meminfo")
 GRANTED = Path("/sys/fs/cgroup/memory.max")
-"""What a container may use: a number of bytes, or `max`."""
+"""Memory limit of a container: a number of bytes, or `max`."""
 
 
 @dataclass(frozen=True)
 class Machine:
     devices: int
-    """Stage workers that it can hold: one for each GPU, or as many as its operator said on CPUs."""
+    """Number of workers: one per GPU, or the operator's number on CPUs."""
     cuda: bool = False
     device_bytes: int = 0
-    """Of the GPU with the least; 0: not known."""
+    """Memory of the smallest GPU in bytes; 0: unknown."""
     host_bytes: int = 0
-    """Which workers share that train on CPUs; 0: not known."""
+    """Memory of all workers on CPUs in bytes; 0: unknown."""
 
 
 def this_machine(wanted: int | None) -> Machine:
@@ -109,7 +109,7 @@ def _device_bytes() -> int:
 
 
 def _host_bytes() -> int:
-    """Of the machine, or as much of it as our container was granted."""
+    """Return the machine's memory, or the container's limit."""
     try:
         whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):
@@ -121,7 +121,7 @@ def _host_bytes() -> int:
 
 
 def available_bytes() -> int | None:
-    """Memory of this machine that nobody uses now; None: the system does not say."""
+    """Return the free memory of this machine; None: the system does not report it."""
     try:
         lines = MEMORY.read_text().splitlines()
     except OSError:

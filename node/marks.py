@@ -1,4 +1,4 @@
-"""A phase's marks, put together from those of its stages. Free of torch: daemon and workers both look."""
+"""Audit checkpoints of a phase, merged from those of its stages. Daemon and workers import it, so it imports no torch."""
 
 from collections.abc import Iterable, Sequence
 
@@ -8,7 +8,7 @@ __all__ = ["merged", "of_stage"]
 
 
 def merged(parts: Iterable[tuple[Sequence[int], wire.Marks]]) -> wire.Marks:
-    """Of stages, each with its part of every mark: in stage order. All parts are of one phase, and of machines of one kind."""
+    """Merge parts of stages, in stage order. All parts are of one phase, and of machines of one kind."""
     held = list(parts)
     whole = wire.Marks.FromString(held[0][1].SerializeToString())
     for number, mark in enumerate(whole.marks):
@@ -19,7 +19,7 @@ def merged(parts: Iterable[tuple[Sequence[int], wire.Marks]]) -> wire.Marks:
 
 
 def of_stage(marks: wire.Marks, index: int) -> wire.Marks:
-    """The part of the stage at this place."""
+    """Return the part of the stage at this index."""
     part = wire.Marks.FromString(marks.SerializeToString())
     for mark in part.marks:
         mark.states[:] = [mark.states[index]]

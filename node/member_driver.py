@@ -1,7 +1,7 @@
-"""The driver of the member machine (protocol/member.py): inputs in, then effects out. It contains no decision of the protocol.
+"""Driver of the member machine (protocol/member.py): inputs in, then effects out. It contains no decision of the protocol.
 
-Other parts of the node see it through `MemberPort`. What the machine asks of the workers waits in `orders`, because the workers are
-made with the port: so neither of them needs the other in its constructor.
+Other parts of the node see it as `MemberPort`. The machine's requests to the workers wait in `orders`, because the
+workers are made with the port: so neither needs the other in its constructor.
 """
 
 import asyncio
@@ -38,27 +38,27 @@ class MemberPort(Protocol):
         """Return the changes of `state`."""
 
     def feed(self, event: member.Input) -> None:
-        """Raises LocalError where the machine cannot go on."""
+        """Feed an input. Raises LocalError if the machine cannot continue."""
 
     def emit(self, event: events.Event) -> None:
         """Record what happened here."""
 
     def show(self, busy: Status | None) -> None:
-        """Show what the daemon does before the workers train; None: the workers' own status counts."""
+        """Show the status of a daemon whose workers do not train yet; None: the workers' status counts."""
 
 
 class WorkStatus(Protocol):
     """The workers' status, for people."""
 
     def status(self) -> Status | None:
-        """None before the first of them runs."""
+        """Return the status; None before the first worker runs."""
 
 
 @dataclass(frozen=True)
 class JudgeOrder:
     contribution: Statement[pb.Contribution]
     base: bytes
-    """Our own state root."""
+    """State root of this node."""
     rank_or_k: int
 
 
@@ -80,9 +80,9 @@ class MemberDriver:
         self.state, self.changes = state, Changes()
         self.orders: asyncio.Queue[Order] = asyncio.Queue()
         self.speak = asyncio.Event()
-        """Set when there may be something to offer."""
+        """Event, set when there may be statements to offer."""
         self.finished = asyncio.Event()
-        """Set when the run has its last commit."""
+        """Event, set when the run has its last commit."""
         self._vote_timer: asyncio.TimerHandle | None = None
         self._accepted: pb.Accepted | None = None
         """The coordinator's answer to our contribution to the open round."""
@@ -101,7 +101,7 @@ class MemberDriver:
         return self._pause
 
     def pause_until(self, until: str) -> None:
-        """Show that this node takes no part until then; empty: it takes part."""
+        """Show the end of this node's pause; empty: it takes part."""
         self._pause = until
 
     @property
@@ -134,7 +134,7 @@ class MemberDriver:
                     self.emit(told)
         if isinstance(event, member.Committed):
             self._accepted = None
-            if not self.state.lead:  # nobody follows the orders of a follower host: it gets none
+            if not self.state.lead:  # a follower host has no orders of its own
                 self.orders.put_nowait(RoundClosed())
         if self.state.head.finished:
             self.finished.set()

@@ -1,7 +1,7 @@
-"""What a worker holds on its device in training: weights, gradients, moments, and activations of microbatches on their way.
+"""Memory model of a worker in training: weights, gradients, moments, and activations of microbatches in the pipeline.
 
-Arithmetic only, of the layers that node/training/model.py runs; tests hold it against what autograd really keeps, and what torch's
-schedules let pile up. Of a microbatch,
+Arithmetic only, for the layers of the worker's model. Tests compare it with the tensors that autograd stores, and with
+the order of torch's schedules. For one microbatch:
 
     float32   a layer keeps its input, both norms' (each: what it normed, its scale, what it gave), the turned queries and keys, the
               values, the attention's result, and four tensors of the MLP; Qwen3's norms of queries and keys theirs
@@ -34,19 +34,20 @@ __all__ = [
 WIDE, HALF, INDEX = 4, 2, 8
 """Bytes of a float32, a bfloat16 and an int64."""
 CANDIDATE_COPIES = 4
-"""Of the parameters, that scoring a contribution takes on the host."""
+"""Copies of the parameters on the host for scoring a contribution."""
 
 
 @dataclass(frozen=True)
 class Device:
-    """What it holds at most, in bytes."""
+    """Most bytes on a device."""
 
     weights: int
-    """With the copies in bf16 that the matrix products of a step read."""
+    """Bytes of the weights, with the copies in bf16 that the matrix products of a step read."""
     gradients: int
     moments: int
     activations: int = 0
-    """At the fullest moment of a step, with a buffer for whatever a neighbour sends in it: torch makes all of them beforehand."""
+    """Bytes of activations at the peak of a step, with a receive buffer for each neighbour's message: torch allocates all
+    of them first."""
 
     @property
     def total(self) -> int:
@@ -54,8 +55,8 @@ class Device:
 
 
 def stage_bytes(manifest: Manifest, stages: Sequence[int], half: bool) -> Device:
-    """Of some stages, without activations: each parameter, its gradient, and the one moment of Muon or the two of AdamW. Weights
-    that adapters are added to are held once, as the matrix products read them."""
+    """Return the bytes of some stages without activations: each parameter, its gradient, and one moment (Muon) or two
+    (AdamW). Weights under adapters count once, in the precision of the matrix products."""
     specs = [spec for stage in stages for spec in stage_tensors(manifest.model, stage)]
     muon = manifest.training.optimizer == "muon"
     elements = sum(spec.elements for spec in specs)
@@ -69,14 +70,14 @@ def stage_bytes(manifest: Manifest, stages: Sequence[int], half: bool) -> Device
 
 
 def _is_read(spec: TensorSpec) -> bool:
-    """By a matrix product: the embedding is a table."""
+    """Return whether matrix products read the tensor: the embedding is a table."""
     return spec.name != EMBEDDING and len(spec.shape) == 2
 
 
 def host_bytes(manifest: Manifest, stages: Sequence[int]) -> int:
-    """Of some stages' outer state: Θ, momentum, error feedback and anchor. And of the copy of their moments that is taken when a
-    phase ends; where the run scores, what candidates are made of: our own step; another's, its momentum, and its copy; where it
-    audits, the copy of a state of the phase that is being written."""
+    """Return the bytes of some stages' outer state: Θ, momentum, error feedback and anchor; and of the copy of the moments
+    at the end of a phase. With scores, add the candidates: our step; another's, its momentum, and its copy. With
+    audits, add the copy of a state that is being written."""
     flat = sum(spec.elements * WIDE for stage in stages for spec in stage_tensors(manifest.model, stage))
     candidate = CANDIDATE_COPIES * flat if manifest.scoring.voters else 0
     moments = stage_bytes(manifest, stages, half=False).moments
@@ -85,7 +86,8 @@ def host_bytes(manifest: Manifest, stages: Sequence[int]) -> int:
 
 
 def fullest_device(manifest: Manifest, workers: int, microbatches: int, half: bool) -> Device:
-    """Of a pipeline of so many workers that passes so many microbatches; `half`: matrix products in bf16, as on GPUs."""
+    """Return the largest device use in a pipeline of so many workers and microbatches; `half`: matrix products in bf16, as
+    on GPUs."""
     return max((_device(manifest, worker, workers, microbatches, half) for worker in range(workers)), key=lambda one: one.total)
 
 
@@ -100,7 +102,7 @@ def _device(manifest: Manifest, worker: int, workers: int, microbatches: int, ha
     if training.checkpoint_activations:
         most += _layer_bytes(model, _tokens(manifest), half)
     ends = 2 * len(mine) - (worker == 0) - (worker == workers - 1)
-    ends *= 2 if len(mine) > 1 else 1  # torch's looped schedules keep what they sent, too, until the step ends
+    ends *= 2 if len(mine) > 1 else 1  # torch's looped schedules store sent tensors, too, until the step ends
     buffers = (
         ends * microbatches * _tokens(manifest) * model.config.hidden_size * (HALF if half else WIDE) if workers > 1 else 0
     )
@@ -121,7 +123,7 @@ class Lack:
 
 
 def lacks(manifest: Manifest, tiling: Tiling, boxes: Sequence[Machine]) -> list[Lack]:
-    """Where a tiling of a cluster with these boxes does not fit, the worst first. What a box does not know of itself fits."""
+    """Return where a placement on these hosts does not fit, the worst first. Unknown memory fits."""
     found = []
     half = manifest.training.in_bfloat16(boxes[0].cuda)
     each = manifest.training.microbatches // tiling.copies
@@ -138,7 +140,7 @@ def lacks(manifest: Manifest, tiling: Tiling, boxes: Sequence[Machine]) -> list[
 
 
 def held_bytes(manifest: Manifest, stage: int, half: bool) -> int:
-    """That autograd keeps of one microbatch in a stage until its gradient is due."""
+    """Return the bytes that autograd stores of one microbatch in a stage until its gradient."""
     model, tokens = manifest.model, _tokens(manifest)
     first, last = stage_units(model)[stage]
     config = model.config
@@ -156,14 +158,14 @@ def held_bytes(manifest: Manifest, stage: int, half: bool) -> int:
 
 
 def output_bytes(manifest: Manifest, stage: int, half: bool) -> int:
-    """Of what a chunk that ends with this stage gives for a microbatch: torch keeps it until its gradient is due."""
+    """Return the output bytes of a chunk that ends with this stage, for a microbatch: torch stores it until its gradient."""
     model = manifest.model
     config, last = model.config, stage == model.stages - 1
     return _tokens(manifest) * (WIDE * config.vocab_size if last else (HALF if half else WIDE) * config.hidden_size)
 
 
 def _tokens(manifest: Manifest) -> int:
-    """Of a microbatch."""
+    """Return the tokens of a microbatch."""
     return manifest.tokens_per_step // manifest.training.microbatches
 
 
@@ -174,23 +176,25 @@ def _layer_bytes(model: Model, tokens: int, half: bool) -> int:
     norms = _norm_bytes(model, 3, half) + _norm_bytes(model, 2, half)
     if config.model_type == "qwen3":  # of queries and keys: what is normed, that normed, a scale for each head
         norms += WIDE * (2 * (queries + keys) + config.num_attention_heads + config.num_key_value_heads)
-    if model.lora is not None:  # what A gives, for each; what the frozen products would keep, some adapter does
+    if model.lora is not None:  # the result of A, for each; some adapter stores what the frozen products would
         read += model.lora.rank * len(model.lora.targets)
     return tokens * (norms + (HALF if half else WIDE) * read + WIDE * config.num_attention_heads)
 
 
 def _norm_bytes(model: Model, readers: int, half: bool) -> int:
-    """Of a token in a norm: its input, that normed, the scale, and what so many matrix products read."""
+    """Return the bytes of a token in a norm: its input, the normed input, the scale, and what so many matrix products
+    read."""
     hidden = model.config.hidden_size
     return WIDE * (2 * hidden + 1) + hidden * (HALF * readers if half else WIDE)
 
 
 def peak(worker: int, workers: int, microbatches: int, held: Sequence[int]) -> int:
-    """Bytes at the fullest moment of a step, where each chunk of a worker holds so many for a microbatch, from its forward pass to
-    the end of its backward pass.
+    """Return the bytes at the peak of a step, if each chunk of a worker stores so many for a microbatch between its
+    forward and backward pass.
 
-    Before its first backward pass a worker is so many forward passes ahead: workers - 1 - worker with 1F1B, one for each worker
-    after it; looped, a round of all its chunks but one more, and twice as many for each worker after it (arXiv 2104.04473).
+    Before its first backward pass a worker is some forward passes ahead. With 1F1B these are workers - 1 - worker, one
+    for each worker after it. In looped schedules they are a round of all its chunks but one more, and twice as many for
+    each worker after it (arXiv 2104.04473).
     """
     turns = len(held)
     each = microbatches // max(1, microbatches // workers)
@@ -206,6 +210,6 @@ def peak(worker: int, workers: int, microbatches: int, held: Sequence[int]) -> i
 
 
 def bubble(turns: int, workers: int, microbatches: int) -> float:
-    """Share of a step in which a worker waits for the pipeline to fill and to drain: (p - 1) / (v m + p - 1) of p workers with v
-    chunks each and m microbatches (arXiv 2104.04473)."""
+    """Return the fraction of a step in which a worker waits for the pipeline to fill and to drain: (p - 1) / (v m + p - 1)
+    for p workers with v chunks each and m microbatches (arXiv 2104.04473)."""
     return (workers - 1) / (turns * microbatches + workers - 1)

@@ -1,9 +1,8 @@
-"""Network namespaces on this machine, and bridges between them: each member of a swarm as on a machine of its own, on lines of a
-known speed. Linux and root only.
+"""Network namespaces on this machine, and bridges between them: each member of a swarm as on its own machine, on links of
+a known bandwidth. Linux and root only.
 
-The bridges have a namespace of their own: what a firewall of this machine forbids to others, such as Docker's, does not touch them.
-Everything that is made carries its maker's process id in its name. Whoever makes something next removes what a dead maker left,
-where nothing runs in it any more.
+The bridges have a namespace of their own, so a firewall of this machine, such as Docker's, does not affect them. All
+names contain their maker's process id. The next maker removes what a dead one left, if nothing runs in it any more.
 """
 
 import json
@@ -23,7 +22,7 @@ from dilocox.protocol.errors import ConfigError, LocalError
 __all__ = ["Namespaces", "Net", "Traffic", "lacking", "run"]
 
 NAMED = Path("/run/netns")
-"""Where `ip netns` keeps the names."""
+"""Folder of the names of `ip netns`."""
 TOOLS = ("ip", "tc", "nsenter", "unshare")
 OURS = re.compile(r"(dx([0-9a-f]+)-[0-9a-f]{4})-\d+")
 """A namespace's name: its maker's tag, which begins with the maker's process id and is short enough for a link, and a number."""
@@ -35,9 +34,9 @@ HERE = 254
 SHARED_NETS = 512
 """That lie in 198.18.0.0/15, which is kept for benches (RFC 2544): no other network of this machine is there."""
 QUEUE_MS = 400
-"""What waits for a line at most, in its time; the rest is dropped, as a router drops it."""
+"""Longest queue of a link, in its time; it drops the rest, as a router does."""
 BURST_BYTES, BURST_SECONDS = 16 * 1024, 0.004
-"""What a line passes on at once, the larger of both: a timer that comes late must not cost speed."""
+"""Burst of a link, the larger of both: a late timer must not reduce the bandwidth."""
 TRIAL = (
     "ip link add name trial type veth peer name other && ip link add name bridge type bridge"
     " && ip link set dev trial master bridge && ip link set dev trial type bridge_slave isolated on"
@@ -57,7 +56,7 @@ def lacking() -> str:
 
 
 def run(*command: str) -> str:
-    """What it printed. Raises LocalError, with what it said."""
+    """Return the output of a command. Raises LocalError with its error."""
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise LocalError(f"`{' '.join(command)}`: {done.stderr.strip()}")
@@ -69,10 +68,10 @@ class Net:
     """A bridge, and who is plugged into it."""
 
     interface: str
-    """What the line to it is called in its members' namespaces."""
+    """Name of the interface in its members' namespaces."""
     members: Sequence[str]
     bits_per_second: float | None = None
-    """Of each line, each way; None: as fast as this machine is."""
+    """Bandwidth of each link, each way; None: unlimited."""
     here: bool = False
     """This machine has an address on it too; on one net at most."""
     apart: bool = False
@@ -165,7 +164,7 @@ class Namespaces:
             self.slow(name, inner, net.bits_per_second)
 
     def remove(self) -> None:
-        """Whatever of them is there. Nothing runs in them any more."""
+        """Remove all that exist. Nothing runs in them any more."""
         _remove(self.tag)
 
     @contextmanager
@@ -192,7 +191,7 @@ class Namespaces:
         return (self.namespace(name), interface), (self._switch, self._port(name, self._net(name, interface)))
 
     def traffic(self, interface: str) -> dict[str, Traffic]:
-        """Of everybody who has a line of that name, since it was laid."""
+        """Return the traffic of every link of that name, since its creation."""
         links: list[dict[str, Any]] = json.loads(run("ip", "-n", self._switch, "-s", "-j", "link", "show"))
         counters = {link["ifname"]: link["stats64"] for link in links}
         found = {}
@@ -214,7 +213,7 @@ def _shared_subnet(tag: str) -> str:
 
 
 def _unused_tag() -> str:
-    """Whose shared subnet nobody else's has here."""
+    """Return a tag whose subnet is unused here."""
     taken = subprocess.run(["ip", "-o", "-4", "address"], capture_output=True, text=True).stdout
     while True:
         tag = f"dx{os.getpid():x}-{secrets.token_hex(2)}"
@@ -240,4 +239,4 @@ def _processes(namespace: str) -> list[int]:
 def _remove(tag: str) -> None:
     for path in NAMED.glob(f"{tag}-*"):
         subprocess.run(["ip", "netns", "delete", path.name], capture_output=True)
-    subprocess.run(["ip", "link", "delete", "dev", tag], capture_output=True)  # gone with its other end, in a while
+    subprocess.run(["ip", "link", "delete", "dev", tag], capture_output=True)  # it disappears with its other end, after a while

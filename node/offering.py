@@ -1,4 +1,4 @@
-"""What a node says to the coordinator, again and again, until it is held or refused."""
+"""Loop that submits a node's statements until the coordinator acknowledges or rejects them."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -9,7 +9,7 @@ from dilocox.protocol.messages import Statement
 __all__ = ["AGAIN_SECONDS", "keep_offering"]
 
 AGAIN_SECONDS = 3.0
-"""Between two offers of a statement that the coordinator may have lost."""
+"""Interval between two submissions of a statement that the coordinator may have lost."""
 
 
 async def keep_offering(
@@ -19,8 +19,9 @@ async def keep_offering(
     first: Callable[[], Awaitable[None]],
     again_seconds: float = AGAIN_SECONDS,
 ) -> None:
-    """For ever. `speak`: set when there may be something new in `offers`, also while another one is offered; `offer`: whether an
-    answer came; `first`: before each time that something is said. Each is offered once, and all are again after some seconds."""
+    """Submit for ever. `speak`: set when `offers` may have new statements, also during a submission; `offer`: returns
+    whether an answer arrived; `first`: runs before each pass. Each statement is submitted once, and all are again after
+    some seconds."""
     while True:
         await first()
         said: set[bytes] = set()

@@ -1,4 +1,4 @@
-"""What this node signed, on disk before it is said: a restart says the same again, and never something else in the same slot."""
+"""Write-ahead log of signed statements: durable before they are sent, so a restart never equivocates."""
 
 import threading
 import time
@@ -16,8 +16,8 @@ __all__ = ["OwnStatements"]
 
 KINDS = (pb.KIND_CLAIM, pb.KIND_CLUSTER, pb.KIND_LEAVE, pb.KIND_CONTRIBUTION, pb.KIND_RECEIPT, pb.KIND_STATE_REPORT)
 BLOCK = 1000
-"""Sequence numbers reserved at a time: one write for so many heartbeats, and more than a process says in a second. When half of
-them are used up, the next are reserved."""
+"""Sequence numbers reserved at a time: one write for so many heartbeats, and more than a process sends in a second. The
+next block is reserved when half is used."""
 
 MOST_RESERVED = 1 << 62
 """A counter of the time of day in thousandths is far below this for ever; the wire has twice as much."""
@@ -27,7 +27,7 @@ class OwnStatements:
     """The newest statement of each kind, and a counter that never goes back."""
 
     def __init__(self, path: Path, run_id: bytes) -> None:
-        """Opens or heals: a damaged file is set aside; the run's other members still hold what it held."""
+        """Open or heal the log: a damaged file is set aside; the run's other members still have its statements."""
         self._run_id, self._writing, self._counting = run_id, threading.Lock(), threading.Lock()
         self._reserver = ThreadPoolExecutor(1, "sequence")
         self._reserving: Future[int] | None = None
@@ -52,8 +52,8 @@ class OwnStatements:
         self._database.execute("CREATE TABLE IF NOT EXISTS own (kind INTEGER PRIMARY KEY, envelope BLOB NOT NULL)")
         self._database.execute("CREATE TABLE IF NOT EXISTS sequence (reserved INTEGER NOT NULL)")
         if self._database.execute("SELECT 1 FROM sequence").fetchone() is None:
-            # Where the counter was lost, it goes on above what it can have been: the coordinator remembers the old one, and a
-            # smaller one would be taken for a replay.
+            # A lost counter continues above every number that it can have reached: the coordinator remembers those, and
+            # rejects smaller ones as replays.
             self._database.execute("INSERT INTO sequence VALUES (?)", (int(time.time()) * BLOCK,))
         (reserved,) = self._database.execute("SELECT reserved FROM sequence").fetchone()
         if type(reserved) is not int or reserved not in range(MOST_RESERVED):
@@ -69,7 +69,7 @@ class OwnStatements:
             self._database.execute("INSERT OR REPLACE INTO own VALUES (?, ?)", (statement.kind, raw))
 
     def all(self) -> Iterable[Statement[object]]:
-        """What an earlier life signed."""
+        """Return the signed statements of earlier incarnations."""
         for (raw,) in self._database.execute("SELECT envelope FROM own ORDER BY kind").fetchall():
             try:
                 yield open_envelope(raw, self._run_id, KINDS)
@@ -77,8 +77,8 @@ class OwnStatements:
                 continue  # of a version that bounds it otherwise
 
     def next_sequence(self) -> int:
-        """Larger than every number before, also over restarts: none is said that is not reserved on disk. Waits for the disk only
-        where that is slower than a block of numbers. Raises what the disk raises."""
+        """Return a number larger than every one before, also across restarts: it is reserved on disk first. Waits for the
+        disk only if that is slower than a block of numbers. Raises the disk's errors."""
         with self._counting:
             self._last += 1
             if self._reserving is None and self._reserved - self._last < BLOCK // 2:

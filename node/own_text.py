@@ -1,4 +1,4 @@
-"""What a cluster brings of its own to a run on private data: its text, and the account of what that gives away."""
+"""Private data of a cluster: its corpus, and the privacy account."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,8 +28,8 @@ class OwnText:
 
 
 def open_own_text(settings: NodeSettings, home: Path, manifest: Manifest) -> OwnText | None:
-    """None where the run's data are what everybody trains on. Raises ConfigError where the run wants a text of one's own and none
-    was named, or the other way round, and as `open_account`. Blocking."""
+    """Return the private data; None if the run's data are public. Raises ConfigError if the run requires private data and
+    none were named, or the reverse, and as `open_account`. Blocking."""
     must_bring_own(manifest, settings.private)
     if settings.private is None:
         return None

@@ -1,4 +1,4 @@
-"""A node's talk with the coordinator: commits, contributions and ballots in, our statements out.
+"""Exchange of a node with the coordinator: commits, contributions and ballots in, this node's statements out.
 
 Its loops run on the event loop, and none of them is heavy:
 
@@ -6,9 +6,9 @@ Its loops run on the event loop, and none of them is heavy:
     offer     our statements, until the coordinator has them
     beat      heartbeats
 
-The member machine (member_driver.py) decides; the workers train: worker groups where we lead (generations.py), a part of one where
-another host does (boxes/follower.py). Everything that a restart needs is in the blob store, the chain file, our own statements and
-the workers' checkpoints.
+The member machine (member_driver.py) decides; the workers train: worker groups if this host leads, a part of one if it
+follows. Everything that a restart needs is in the blob store, the chain file, the signed statements and the workers'
+checkpoints.
 """
 
 import asyncio
@@ -38,9 +38,9 @@ __all__ = ["Participant", "Workers"]
 log = logging.getLogger(__name__)
 
 HEARTBEAT_SHARE = 0.25
-"""Of the liveness window: three heartbeats may be lost …"""
+"""Interval of heartbeats as a fraction of the liveness window: three may be lost."""
 HEARTBEAT_SECONDS = 2.0
-"""… and never rarer than this, for the people who watch."""
+"""Longest interval of heartbeats, for people."""
 
 
 class Workers(Protocol):
@@ -51,7 +51,7 @@ class Workers(Protocol):
     def chain_grew(self) -> None: ...
 
     async def run(self) -> None:
-        """Have them train, until cancelled or the run cannot go on here."""
+        """Run the workers, until cancelled or the run cannot continue here."""
 
     async def stop(self) -> None: ...
 
@@ -74,11 +74,11 @@ class Participant:
         self._told: pb.PeerRecord | None = None
         """Our record, as the coordinator passes it on."""
         self.round_why = ""
-        """Why the round is open, as the coordinator says."""
+        """Reason why the round is open, from the coordinator."""
         self.stands_still = False
         """The open round waits until more clusters take part."""
         self._giving_back: asyncio.Task[None] | None = None
-        """Commits to a coordinator that lacks them: one at a time, begun anew with each stream."""
+        """Backfill of commits to a coordinator: one at a time, restarted with each stream."""
 
     @property
     def progress(self) -> Progress:
@@ -123,7 +123,7 @@ class Participant:
             self._told = None
             self.machine.feed(member.Connected())
             if self._giving_back is not None:
-                self._giving_back.cancel()  # of what it says now
+                self._giving_back.cancel()  # replaced by a backfill to its current length
                 self._giving_back = None
         if tip.round < self.chain.length and (self._giving_back is None or self._giving_back.done()):
             self._giving_back = self._tasks.start(self._give_back(tip.round), "give back")
@@ -159,11 +159,11 @@ class Participant:
         self.workers.chain_grew()
 
     async def offer(self) -> None:
-        """Say what the coordinator does not hold, now and again."""
+        """Submit what the coordinator has not acknowledged, again and again."""
         await keep_offering(self.machine.speak, lambda: member.offers(self.machine.state), self._offer, self._offer_record)
 
     async def _offer_record(self) -> None:
-        """How to dial us, for the coordinator to pass on: when that changed, and after it forgot us."""
+        """Submit this peer's record, for the coordinator to pass on: after a change, and after the coordinator lost it."""
         own = self._directory.own
         if own is None or not self.machine.state.connected or (self._told is not None and same_place(self._told, own.body)):
             return

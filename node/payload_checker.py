@@ -26,7 +26,7 @@ class PayloadChecker:
         self._manifest, self._downloader, self._hosted, self._roster = manifest, downloader, hosted, roster
 
     async def judge(self, contribution: Statement[pb.Contribution], base: bytes, rank_or_k: int) -> Verdict:
-        """Download and check the payloads of our stages, until cancelled; `base`: our own state root."""
+        """Download and check the payloads of this host's stages, until cancelled; `base`: this node's state root."""
         body, stage, roster = contribution.body, 0, self._roster()
         try:
             if body.base_state != base:

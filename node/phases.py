@@ -1,4 +1,4 @@
-"""What makes boundaries of several stages those of one phase. Free of torch: daemon and workers both look."""
+"""Identity of a phase, which joins checkpoints of several stages. Daemon and workers import it, so it imports no torch."""
 
 from dilocox.protocol.pb import worker_pb2 as worker
 

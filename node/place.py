@@ -1,4 +1,4 @@
-"""A peer's place in a run's network: folder, server, record, its line to others. A node trains there, a holder keeps."""
+"""Runtime of a peer in a run: folder, server, record, coordinator client. Nodes and relays are built on it."""
 
 import asyncio
 import logging
@@ -50,12 +50,12 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
-"""Of the run, in its folder."""
+"""Manifest of the run, in its folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PeerSettings:
-    """What a node and a holder are both told."""
+    """Settings of a node and of a relay."""
 
     join: JoinLink
     home: Path
@@ -66,12 +66,12 @@ class PeerSettings:
     upload: Rates
     download: Rates
     notice: Notice | None
-    """Who is told of what is notable."""
+    """Receiver of notable events."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """What does not depend on the run's manifest."""
+    """Parts that do not depend on the run's manifest."""
 
     folder: Path
     """Everything of this run."""
@@ -82,7 +82,7 @@ class Place:
     attestor: AttestorService
     lead: LeadService
     door: Door
-    """Where people ask."""
+    """API socket."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,8 @@ TakePart = Callable[[Daemon], Awaitable[None]]
 
 
 async def run_peer(settings: PeerSettings, take_part: TakePart) -> None:
-    """Until SIGTERM or SIGINT; a full disk is waited for, and then it lives anew. Raises LocalError when it cannot take part."""
+    """Run a peer until SIGTERM or SIGINT; after a full disk it waits for space, and starts again. Raises LocalError when
+    it cannot take part."""
     home = DataDirectory(settings.home)
 
     async def live(stopped: asyncio.Event, door: Door) -> None:
@@ -166,7 +167,7 @@ def keep_manifest(place: Place, manifest: Manifest, shelves: Iterable[Served] = 
 
 
 def open_chain(place: Place, chain: ChainFile, tasks: Tasks) -> None:
-    """What others may ask of the chain, and what two who meet compare, now that the run is known."""
+    """Serve the chain, and start head gossip, now that the run is known."""
     forks = Forks(chain, place.network.directory, place.channels, tasks)
     place.channels.heads.open(forks)
     known = replace(

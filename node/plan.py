@@ -1,6 +1,7 @@
-"""What `dilocox plan` says: the clock (node/clock.py) of a run on machines that nobody has rented yet. Arithmetic only.
+"""Estimates of `dilocox plan`: the time model (node/clock.py) of a run on given machines. Arithmetic only.
 
-Checked against the published 107B rows (arXiv 2506.21263): three of the four make three constants, the fourth is foretold.
+Checked against the published 107B rows (arXiv 2506.21263): three of the four fit three constants, the fourth is
+predicted.
 """
 
 from collections import Counter
@@ -48,13 +49,13 @@ class Setting:
 
     clusters: int
     boxes: int
-    """Of a cluster."""
+    """Hosts of a cluster."""
     devices: int
-    """Of a box."""
+    """Devices of a host."""
     device: str
-    """Of PEAKS, or its peak in TFLOP/s."""
+    """Device of PEAKS, or its peak in TFLOP/s."""
     bandwidth: str
-    """Of a box's line, each way."""
+    """Bandwidth of a host, each way."""
 
 
 MADE_FOR = {
@@ -66,7 +67,7 @@ MADE_FOR = {
     "llama-7b": Setting(16, 1, 8, "4090", "1gbit"),
     "qwen1.5-107b": Setting(2, 10, 8, "a800", "1gbit"),
 }
-"""By preset. The smallest are for processors; the last is the published run's."""
+"""Machines by preset. The smallest are for CPUs; the last is the published run's."""
 
 DELAY_COST = 0.16
 """Extra tokens to reach the same loss, as a share, when a commit arrives a whole phase late.
@@ -77,20 +78,20 @@ costs 1.0, so the advice does not depend on the digits."""
 PEAKS = {"a100": 312e12, "a800": 312e12, "h100": 989e12, "h200": 989e12, "l40s": 362e12, "4090": 165e12, "3090": 71e12}
 """Dense bfloat16 operations per second with float32 sums, by NVIDIA's data sheets."""
 DEVICE_BYTES = {"a100": 80e9, "a800": 80e9, "h100": 80e9, "h200": 141e9, "l40s": 48e9, "4090": 24e9, "3090": 24e9}
-"""Of their memory."""
+"""Device memory in bytes."""
 EFFICIENCY = 0.4
-"""Of the peak, that a transformer's steps reach while nothing is waited for: what well-kept trainers report on such GPUs."""
+"""Fraction of the peak that a transformer's steps reach without waits, as good trainers report on such GPUs."""
 DISK = 1e9
 """Bytes per second that a box's disk writes for hours: an NVMe one, once its fast part is full."""
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Of a codec, by one core: values per second."""
+    """Speed of a codec on one core, in values per second."""
 
     encoded: float
     applied: float
-    """Of one cluster's payload, with what checking takes."""
+    """Speed of applying one cluster's payload, with its check."""
 
 
 SPEEDS = {
@@ -100,10 +101,11 @@ SPEEDS = {
     "int2": Speed(125e6, 315e6),
     "topk-int2": Speed(38e6, 240e6),
 }
-"""By codec, as `dilocox plan` offers it, topk-int2 with k = 512, fp32 as 16-bit values were measured: about half of what
-docs/results/boundary.json has of one idle core (bench.boundary, 100M parameters)."""
+"""Speeds by codec, as `dilocox plan` offers it: topk-int2 with k = 512, fp32 measured as 16-bit values. About half of
+those of one idle core in docs/results/boundary.json (bench.boundary, 100M parameters)."""
 SPEEDS_RANK = 128
-"""Of lowrank-int4 there: higher ones are taken to last as much longer, which nothing measured, lower ones as long."""
+"""Rank of lowrank-int4 in that measurement. Higher ranks are assumed to take longer in proportion, which was not measured,
+lower ones as long."""
 
 
 @dataclass(frozen=True)
@@ -112,13 +114,13 @@ class Inside:
 
     tiling: Tiling
     turns: int
-    """Chunks of the model that each worker holds."""
+    """Chunks of the model on each worker."""
     activation_bytes: int
     """That the box with the most of them sends in an inner step; 0 where no pipeline leaves its box."""
     device: Device
     """The worker with the most."""
     host_bytes: int
-    """Of the box with the most: the outer state of its stages."""
+    """Bytes of the outer state on the host with the most."""
     bubble: float
     """Share of a step in which a worker waits for the pipeline to fill and to drain."""
 
@@ -127,7 +129,7 @@ class Inside:
         return self.device.total
 
     def seconds(self, bits_per_second: float) -> float:
-        """Of its activations, over a line of that speed."""
+        """Return the seconds for its activations at that bandwidth."""
         return Line.both_ways(bits_per_second).seconds(self.activation_bytes, self.activation_bytes)
 
 
@@ -152,16 +154,16 @@ def inside(manifest: Manifest, devices: Sequence[int]) -> Inside:
 
 
 def _most_sent(tiling: Tiling, turns: int) -> int:
-    """How often the box with the most neighbours, counted once in each turn, sends a batch forward or back."""
+    """Return how often the host with the most neighbours, once per chunk, sends a batch forward or back."""
     box_of = [box for box, length in enumerate(tiling.lengths) for _ in range(length)] * turns
     sent = Counter(sender for pair in pairwise(box_of) if pair[0] != pair[1] for sender in pair)
     return max(sent.values(), default=0)
 
 
 def exchanging(manifest: Manifest, cluster: Inside, name: str, compression: Compression, clusters: int, disk: float) -> Method:
-    """A codec on such a cluster, with the run's H: its payload, and what a round takes of the cluster's own machines, which is what
-    the worker with the most values computes on a core of its own, and what the box with the most to wait for writes at `disk` bytes
-    a second, in a round whose boundary is complete."""
+    """Return a codec's exchange on such a cluster, with the run's H: payload bytes, and seconds of the cluster's own
+    machines. Those are the computation of the worker with the most values on one core, and the writes of the busiest
+    host at `disk` bytes a second, in a round with a complete checkpoint."""
     run = manifest.model_copy(update={"compression": compression})
     speed, values = SPEEDS[compression.codec], most_values(run.model, cluster)
     slower = max(1.0, (compression.rank or 0) / SPEEDS_RANK)
@@ -179,7 +181,7 @@ def exchanging(manifest: Manifest, cluster: Inside, name: str, compression: Comp
 
 
 def written_by_box(manifest: Manifest, cluster: Inside, clusters: int) -> list[Written]:
-    """In a round, by each of a cluster's, the lead first."""
+    """Return the bytes that each host of a cluster writes in a round, the lead host first."""
     tiling, stages = cluster.tiling, manifest.model.stages
     return [written(manifest, clusters, tiling.stages(box, stages), leads=not box) for box in range(len(tiling.lengths))]
 

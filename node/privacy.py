@@ -1,16 +1,17 @@
-"""What a cluster's own data may give away, in numbers: DP-SGD (arXiv 1607.00133) and its account.
+"""Privacy budget of a cluster's private data: DP-SGD (arXiv 1607.00133) and its account.
 
-A step takes a batch that is drawn anew from all sequences. The gradient of each of them is cut to a norm of at most `clip`, and
-their sum is given Gaussian noise of standard deviation `noise` · `clip` in every coordinate (node/training/noisy.py). What leaves
-the machine follows from such sums alone, so this holds for all of it together, whoever looks and whatever else they know: had one
-sequence been another one, nothing would be more than exp(epsilon) times as likely, but for a chance of delta.
+A step draws a new batch from all sequences. The gradient of each sequence is clipped to a norm of at most `clip`, and
+their sum gets Gaussian noise of standard deviation `noise` · `clip` in every coordinate. Everything that leaves the
+machine follows from such sums, so the bound covers all of it together, for any observer with any knowledge. If one
+sequence had been another one, no observation would be more than exp(epsilon) times as likely, except with probability
+delta.
 
-Two data sets are neighbours where one sequence is replaced: sums then differ by 2 · `clip` at most. The arithmetic is that of
-dp-accounting: Rényi accounts of sampling without replacement (arXiv 1808.00087).
+Two data sets are neighbours if one sequence is replaced: sums then differ by at most 2 · `clip`. The arithmetic is that
+of dp-accounting: Rényi accounts of sampling without replacement (arXiv 1808.00087).
 
-The account is of a corpus, over all runs of this node, those without a bound included, after which no epsilon holds. A phase is
-entered when its work goes into the error feedback, from where later payloads may take it whatever becomes of this one, and before
-any of it is announced.
+The account covers a corpus over all runs of this node, also those without a bound, after which no epsilon is valid. A
+phase is entered when its work goes into the error feedback, because later payloads may contain it in any case, and
+before any of it is announced.
 """
 
 import math
@@ -30,28 +31,28 @@ from dilocox.transport.files import write_atomically
 __all__ = ["ACCOUNT", "UNBOUNDED", "Account", "Budget", "Steps", "epsilon_of", "open_account", "steps_left"]
 
 ACCOUNT = "privacy.json"
-"""In a node's folder."""
+"""File in a node's folder."""
 
 LEAST_NOISE, MOST_NOISE = 0.2, 200.0
-"""Over `clip`: what is looked for. Below, no account says anything; above, nothing is learnt."""
+"""Bounds of the noise in units of `clip`. Below, no account has a meaning; above, nothing is learned."""
 PRECISION = 0.01
-"""Of the noise that is found: it is too much by this share at most."""
+"""Precision of the noise: it is too large by at most this fraction."""
 LATE = 1.25
-"""Phases are longer than planned while commits are late: the budget is laid out for so many times the planned steps."""
+"""Factor on the planned steps: phases are longer than planned while commits are late."""
 ORDERS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 64)
-"""Of Rényi divergences, the best of which says epsilon: more of them take longer and find a little less."""
+"""Orders of Rényi divergences; the best one gives epsilon. More of them take longer and gain little."""
 ENTERED = 64
 """Phases that are remembered: a node that starts again finds the last ones again, and enters them once."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What an operator allows."""
+    """Budget that an operator allows."""
 
     epsilon: float
     """Infinite: anything."""
     delta: float | None
-    """None: one in ten times the sequences of the corpus."""
+    """Probability delta. None: one in ten times the sequences of the corpus."""
     clip: float
     """Largest norm of one sequence's gradient."""
 
@@ -64,7 +65,7 @@ UNBOUNDED = Budget(math.inf, None, 0.0)
 
 
 class Steps(BaseModel):
-    """Taken alike: batches of `batch` from `sequences`."""
+    """Steps of the same kind: batches of `batch` from `sequences`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -75,13 +76,13 @@ class Steps(BaseModel):
 
 
 class _Kept(BaseModel):
-    """Of one corpus, as it is on disk."""
+    """Account of one corpus, as on disk."""
 
     model_config = ConfigDict(extra="forbid")
 
     steps: list[Steps] = []
     noise: dict[str, float] = {}
-    """By run, in hexadecimal: as it was laid out at first."""
+    """Noise by run, in hexadecimal: as first planned."""
     entered: list[str] = []
     """Digests of leaves, in hexadecimal, newest last."""
 
@@ -90,15 +91,15 @@ class _File(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     corpora: dict[str, _Kept] = {}
-    """By digest."""
+    """Accounts by digest."""
 
 
 def epsilon_of(steps: Iterable[Steps], delta: float) -> float:
-    """Of all of them together; infinite where one had no noise."""
+    """Return the epsilon of all of them together; infinite if one had no noise."""
     steps = list(steps)
     if not all(taken.noise for taken in steps):
         return math.inf
-    from dp_accounting import dp_event, rdp  # scipy takes its second only where somebody asks
+    from dp_accounting import dp_event, rdp  # scipy takes its second only when it is needed
     from dp_accounting.privacy_accountant import NeighboringRelation
 
     accountant = rdp.RdpAccountant(ORDERS, neighboring_relation=NeighboringRelation.REPLACE_ONE)
@@ -110,7 +111,7 @@ def epsilon_of(steps: Iterable[Steps], delta: float) -> float:
 
 
 class Account:
-    """Blocking, all but what it says of itself."""
+    """Privacy account. Blocking, except for its properties."""
 
     def __init__(self, path: Path, run: bytes, corpus: bytes, sequences: int, batch: int, budget: Budget) -> None:
         """`path`: where it is kept; `run` and `corpus`: their digests; `sequences`: of the corpus, to train on; `batch`: of a step.
@@ -124,11 +125,11 @@ class Account:
             raise LocalError(f"{path}, which says what your private data have given away, cannot be read: {error}") from error
         self._kept = self._file.corpora.setdefault(corpus.hex(), _Kept())
         self.noise = self._kept.noise.get(self._run, 0.0) if budget.bounds else 0.0
-        """Over `clip`; 0 before `lay_out`."""
+        """Noise in units of `clip`; 0 before `lay_out`."""
         self.spent = self._epsilon(self._kept.steps)
         """Epsilon so far …"""
         self.room = True
-        """… and whether another phase fits into the budget."""
+        """True if another phase fits into the budget."""
 
     def noise_for(self, steps: int, trained: bool = False) -> float:
         """The least noise, over `clip`, with which the `steps` that are left of the run stay within the bound; of a run that has
@@ -204,7 +205,7 @@ class Account:
 
     @property
     def promised(self) -> bool:
-        """Whether a bound was laid out for the corpus, and nothing has passed it."""
+        """Return whether the corpus has a bound that was never exceeded."""
         return bool(self._kept.noise) and self.spent < math.inf
 
     def _keep(self) -> None:
@@ -212,7 +213,7 @@ class Account:
 
     @property
     def sentence(self) -> str:
-        """For people."""
+        """Return a sentence about the account."""
         return f"epsilon {self.spent:.2f} of {self.budget.epsilon:g} is used (delta {self.delta:.2g})"
 
 
@@ -228,8 +229,8 @@ def _merged(steps: list[Steps]) -> list[Steps]:
 def open_account(
     home: Path, manifest: Manifest, private: Path, digest: bytes, budget: Budget | None, gives_up: bool = False
 ) -> Account:
-    """Of the corpus of this digest in `private`. Raises ConfigError where it is not there, or makes no batch, or where there is no
-    budget and one was promised before, which nobody `gives_up`; as Account."""
+    """Open the account of the corpus with this digest in `private`. Raises ConfigError if it is missing, or has no whole
+    batch, or if there is no budget although a bound was promised before and not given up; as Account."""
     corpus = corpus_in(BlobStore(private, ours=False), digest)
     if corpus is None:
         raise ConfigError(f"the private data in {private} are damaged: build them again")
@@ -245,5 +246,5 @@ def open_account(
 
 
 def steps_left(manifest: Manifest, trained: int) -> int:
-    """Of the run, were every round to take its H. `trained`: rounds that counted somebody."""
+    """Return the remaining steps of the run, if every round takes its H. `trained`: counted rounds so far."""
     return manifest.nominal_steps(manifest.rounds.count + 1) - manifest.nominal_steps(trained + 1)

@@ -1,6 +1,6 @@
-"""Who reads a run and takes no part in it: its chain from the coordinator, its states and payloads from whoever serves them.
+"""Reader of a run: its chain from the coordinator, its states and payloads from any provider. It takes no part.
 
-A cluster's boxes have a part of the model each, and who holds a join link has none: both read what is missing from the run.
+A cluster's hosts have only parts of the model, and a join link alone has none: a reader fetches what is missing.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["Reader", "open_archived", "open_reader"]
 
 ATTEMPTS = 5
-"""Rounds of asking everybody, once the coordinator has said where they are."""
+"""Tries of all peers, once the coordinator has sent their addresses."""
 RETRY_SECONDS = 1.0
 
 
@@ -53,9 +53,9 @@ class Reader:
     chain: ChainFile
     data: RunData
     source: ArchiveSource | None = None
-    """Also asked for older states than peers keep."""
+    """Source of older states than peers store."""
     restorer: "Restorer | None" = None
-    """Where the run keeps shares."""
+    """Reconstruction of lost blobs, in a run with erasure shards."""
 
     @property
     def store(self) -> BlobStore:
@@ -71,8 +71,8 @@ class Reader:
         return statistics.bytes_received + statistics.held, statistics.bytes_received + statistics.wanted
 
     async def state(self, round: int | None = None) -> int:
-        """Have all stages of the state that this round starts from, by default of the newest that somebody serves; returns that
-        round. Raises LocalError where it cannot be had."""
+        """Fetch all stages of the state that this round starts from, by default of the newest one served; return that
+        round. Raises LocalError if that fails."""
         for attempt in range(ATTEMPTS):
             for number, root in (await self._agreed(round)).items():
                 try:
@@ -91,7 +91,7 @@ class Reader:
         return "Ask again when more of the run's nodes are there, or read its archive: --archive URL"
 
     async def check_archived(self) -> None:
-        """Read the whole chain from the archive: what a call before left of it here proves nothing of what lies there. Raises
+        """Verify the whole chain in the archive: a copy from an earlier call proves nothing about the archive. Raises
         LocalError."""
         assert self.source is not None, "an archive is read"
         try:
@@ -100,7 +100,7 @@ class Reader:
             raise LocalError(f"the chain in the archive does not hold: {error}") from error
 
     async def frozen(self) -> None:
-        """Have the weights that adapters are added to, where the run trains such. Raises LocalError where nobody serves them."""
+        """Fetch the weights under adapters, in a run on adapters. Raises LocalError if no peer serves them."""
         try:
             await self.starts.have_frozen(lambda text: None)
         except RemoteError as error:
@@ -109,7 +109,7 @@ class Reader:
             ) from error
 
     async def tokenizer(self) -> None:
-        """Have the document of the run's data, and the tokenizer that it names. Raises LocalError where nobody serves them."""
+        """Fetch the document of the run's data, and its tokenizer. Raises LocalError if no peer serves them."""
         document = bytes.fromhex(self.manifest.data.digest)
         try:
             await self.data.downloader.fetch(document, self.chain.parties, limits.CORPUS_BYTES)
@@ -123,7 +123,7 @@ class Reader:
             ) from error
 
     async def _agreed(self, round: int | None) -> Mapping[int, bytes]:
-        """State roots by round: those that are looked for, the first first."""
+        """Return state roots by round, in the order of the search."""
         if round is None:
             archived = await self.source.states() if self.source is not None else {}
             told = {number: root for number, root in archived.items() if self.chain.state_before(number) == root}
@@ -168,7 +168,7 @@ def _of(round: int | None) -> str:
 
 
 class Nobody:
-    """Where a run's peers are all gone."""
+    """Peers of a run whose peers are all gone: none."""
 
     async def find(self, peer: str) -> pb.PeerRecord | None:
         return None
@@ -179,7 +179,7 @@ class Nobody:
 
 @asynccontextmanager
 async def open_archived(place: ArchivePlace, home: DataDirectory, say: Callable[[str], None]) -> AsyncIterator[Reader]:
-    """Of the archive alone, nobody else is asked: with the chain as it holds it. Raises LocalError where it cannot be read."""
+    """Open a reader of the archive alone, with its chain. Raises LocalError if it cannot be read."""
     say("reading the archive")
     try:
         archive = await asyncio.to_thread(open_archive, place.url, place.key)
@@ -206,7 +206,8 @@ async def open_archived(place: ArchivePlace, home: DataDirectory, say: Callable[
 
 
 def _follow_archive(archive: Archive, head: ArchiveHead, chain: ChainFile) -> None:
-    """What was read before may be of a chain that the run's owner gave up since. Blocking. Raises RemoteError."""
+    """Follow the archive's chain: the owner may have rejected commits that were read earlier. Blocking. Raises
+    RemoteError."""
     ours = in_common(archive, head, chain)
     if ours.parted:
         chain.give_up_from(ours.commits)
@@ -217,8 +218,8 @@ def _follow_archive(archive: Archive, head: ArchiveHead, chain: ChainFile) -> No
 async def open_reader(
     link: JoinLink, home: DataDirectory, say: Callable[[str], None], place: ArchivePlace | None = None
 ) -> AsyncIterator[Reader]:
-    """With the chain as long as the coordinator's, which is followed until the end; `place`: of an archive that is asked for what
-    no peer serves. Raises LocalError where the coordinator does not serve what the link names, or not to us."""
+    """Open a reader that follows the coordinator's chain. `place`: an archive for what no peer serves. Raises LocalError
+    if the coordinator does not serve the link's run, or not to this peer."""
     tasks, heads = Tasks(), Heads()
     channels = ChannelPool(home.identity, link.run_id, heads)
     directory = Directory(None, home.identity, link.run_id, home.start_number())
@@ -255,7 +256,7 @@ async def open_reader(
 async def _follow(
     coordinator: CoordinatorLink, chain: ChainFile, directory: Directory, read_up: asyncio.Event, say: Callable[[str], None]
 ) -> None:
-    """The chain, commit by commit, and where its peers are. Raises RemoteError where a commit does not hold."""
+    """Follow the chain, commit by commit, and its peers' addresses. Raises RemoteError for an invalid commit."""
     target = 0
     async for event in coordinator.watch(lambda: chain.length):
         if event.HasField("tip"):

@@ -14,7 +14,7 @@ from dilocox.transport.chain_file import ChainFile
 __all__ = ["ROUNDS_KEPT", "AgreedStates", "RelayStore"]
 
 ROUNDS_KEPT = 2
-"""A push may come before the commit that opens its round; then it is named by a contribution, or not worth keeping."""
+"""Rounds of storage: an upload may precede the commit of its round. Later a contribution names it, or it is not needed."""
 STATE_COPIES = 2
 """A state is the parameters and the outer momentum."""
 
@@ -44,7 +44,7 @@ class RelayStore:
         self._most = max(self._largest, limits.LEAVES_BYTES)
         """Bytes of what may be a payload, or its leaves."""
         self._kept: dict[str, dict[bytes, int]] = {}
-        """By cluster: digests, and the round that was open."""
+        """Digests by cluster, with the round that was open."""
         self._forgotten: set[bytes] = set()
 
     def remember(self) -> None:

@@ -1,9 +1,9 @@
-"""Payloads of peers that cannot be dialled: who can be dialled keeps them, and serves them as its own.
+"""Payloads of unreachable peers: relays and reachable members store and serve them.
 
-Such a peer pushes what it contributes to the holders that the run names, then to members of the roster, in the order of a hash that
-changes with every round, until enough of them have signed that they keep it; its contribution names them, and everybody else
-fetches from them. It gives the run's holders the states that joiners start from, too: nobody else could. Of a cluster of several
-boxes each that cannot be dialled does so with its own stages.
+An unreachable peer uploads its payloads to the run's relays, then to roster members, in the order of a hash that
+changes every round, until enough of them have signed a receipt. Its contribution names them, and all peers fetch there.
+It also uploads states for joiners to the run's relays, because no peer could fetch them here. In a cluster of several
+hosts, each unreachable one does so for its stages.
 """
 
 import asyncio
@@ -25,12 +25,13 @@ __all__ = ["Relays", "failing_holders"]
 log = logging.getLogger(__name__)
 
 HOLDERS = 2
-"""Members that keep a payload beside its author: one may go before it is fetched. Its line carries it so often, and never more."""
+"""Members that store a payload beside its author: one may be lost before it is fetched. The upload happens that often, and
+never more."""
 ROUNDS_PASSED_OVER = 8
-"""So long who kept a payload that nobody could have is asked after everybody else."""
+"""Rounds for which a peer goes to the end of the order after no peer could fetch a payload from it."""
 RETRY_SECONDS = 2.0
 SUPPLY_SECONDS = 5.0
-"""How often it is looked whether the run's holders lack a state."""
+"""Interval of checks whether the run's relays miss a state."""
 
 
 def failing_holders(commit: pb.Commit, cluster: str) -> set[str]:
@@ -69,8 +70,8 @@ class Relays:
         return self._copies is None and self.dialable()
 
     async def find(self, blobs: Sequence[bytes]) -> tuple[str, ...]:
-        """Push these to members of the roster until enough of them keep all; fewer where there are no more, none where the round
-        closes first."""
+        """Upload to roster members until enough of them store all of these; return fewer if there are no more, none if the
+        round closes first."""
         began, named, copies = self._chain.head, self._manifest.run.relays, self._copies or HOLDERS
         failed = await asyncio.to_thread(self._failed, began.round)
 
@@ -94,8 +95,8 @@ class Relays:
         return {name for c in commits if c is not None for name in failing_holders(c.body, self._cluster)}
 
     async def supply(self, state: Callable[[], Sequence[bytes]]) -> None:
-        """Where we cannot be dialled: see to it that the run's holders have the blobs of its newest agreed state, until cancelled.
-        `state`: its root, then the stages that we host; empty where they are not here. Who has them already is sent none."""
+        """Upload the blobs of the newest agreed state to the run's relays, if this host is not reachable, until cancelled.
+        `state`: its root, then this host's stages; empty if they are not here. A relay that has them receives none."""
         done: dict[str, list[bytes]] = {}
         while self._manifest.run.relays:
             blobs = list(await asyncio.to_thread(state))

@@ -1,4 +1,4 @@
-"""What a node's operator said."""
+"""Settings of a node, from its operator."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ __all__ = ["NodeSettings"]
 @dataclass(frozen=True, kw_only=True)
 class NodeSettings(PeerSettings):
     devices: int | None
-    """How many stage workers; None: one per CUDA device, else one."""
+    """Number of workers; None: one per CUDA device, else one."""
     threads: int | None
     """CPU threads per worker; None: cores divided by workers."""
     codec_cpus: tuple[int, ...]
@@ -28,11 +28,11 @@ class NodeSettings(PeerSettings):
     collateral: Path | None
     """File with the collateral that verifiers of this machine's TDX quotes need."""
     upload_copies: int | None
-    """How often each payload may leave this machine; None: as often as it is asked for."""
+    """Most uploads of each payload from here; None: no limit."""
     data: dict[str, Path]
-    """Where corpora lie on this machine, by name."""
+    """Folders of corpora on this machine, by name."""
     archive: ArchivePlace | None
-    """Asked for what no peer serves."""
+    """Source of what no peer serves."""
     begin: Path | None
     """A Hugging Face folder with the model that the run begins with; None: it is fetched."""
     step_seconds: float
@@ -41,22 +41,22 @@ class NodeSettings(PeerSettings):
     """Boundaries are written complete in rounds that this divides."""
     outer_state: OuterState = OuterState.HOST
     boxes: int = 1
-    """Of our cluster, which we lead."""
+    """Number of hosts of the cluster that this host leads."""
     cluster: ClusterLink | None = None
-    """Of the cluster whose box we are; None: our own."""
+    """Link of the lead host's cluster; None: this host leads."""
     interface: str | None = None
-    """On which the boxes of a cluster exchange tensors."""
+    """Network interface for tensors between the hosts of a cluster."""
     account: bytes = b""
-    """EVM account to which what our cluster earns is paid; empty: to nobody."""
+    """EVM account that receives what this cluster earns; empty: none."""
     private: Path | None = None
-    """Where our own corpus lies; None: the run's data are what we train on."""
+    """Folder of the private corpus; None: the run's data are public."""
     budget: "Budget | None" = None
-    """What that may give away; None: anything …"""
+    """Privacy budget of that corpus; None: no bound."""
     gives_up_bound: bool = False
-    """… also where its account has promised a bound."""
+    """True to continue without a bound that its account has promised."""
     hours: Hours | None = None
-    """Of the day, in which this node takes part; None: always."""
+    """Hours of the day in which this node takes part; None: always."""
     exit_when_finished: bool = False
     """The daemon ends with the run."""
     box_patience: float = 60.0
-    """Seconds for which a box of our cluster that is gone is waited for; then the others share out its stages."""
+    """Seconds to wait for a missing host of the cluster; then the others take over its stages."""

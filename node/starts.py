@@ -1,4 +1,4 @@
-"""Where the stage workers can start from, and which blobs must be kept so that they, and others, can."""
+"""Resume points for workers, and the blobs each one needs."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +24,7 @@ from dilocox.transport.chain_file import ChainFile
 __all__ = ["BOUNDARIES_KEPT", "Candidate", "Starts", "state_blob", "without_commits"]
 
 BOUNDARIES_KEPT = 2
-"""Boundary checkpoints whose blobs are kept: as many as the workers keep."""
+"""Checkpoints whose blobs are stored: as many as the workers store."""
 RECENT_STATES = 2
 """States of the last rounds are kept whether snapshots or not: a restart builds on them."""
 SNAPSHOTS_KEPT = 2
@@ -44,7 +44,7 @@ def _bare(boundary: worker.Boundary) -> worker.Boundary:
 
 
 def without_commits(start: worker.Start) -> worker.Start:
-    """As it goes to another box, which has a chain of its own."""
+    """Return the start without commits, for another host, which has its own chain."""
     bare = worker.Start.FromString(start.SerializeToString())
     bare.ClearField("opening_commit")
     bare.ClearField("boundary_commit")
@@ -67,16 +67,16 @@ class Starts:
 
     @property
     def head(self) -> Head:
-        """Of our chain."""
+        """Return the head of this node's chain."""
         return self._chain.head
 
     def candidates(self, hellos: Sequence[worker.Hello], avoid_boundaries: bool) -> list[Candidate]:
-        """Where the workers could start, the best first.
+        """Return the candidates for a start, the best first.
 
-        Our newest boundary with the very state it was built on; with an agreed snapshot, where the payloads in between are gone
-        (the inner optimizer and the feedback are kept; where stages moved between boxes, of those that did not); a snapshot alone;
-        the beginning. After the snapshots, which peers keep for long, the newest agreed state, which they do not: where a payload
-        is gone, it is what leads around it.
+        The best is the newest checkpoint with the very state it was built on. Then an agreed snapshot, if the payloads
+        between are gone (the inner optimizer and the error feedback stay; if stages moved between hosts, only of those
+        that did not). Then a snapshot alone, and the beginning. After the snapshots, which peers store for long, comes
+        the newest agreed state, which they do not: it replaces a missing payload.
         """
         snapshots = {**self._named(), **self._agreed_snapshots()}
         snapshots.update((round, root) for round, root in self._newest_agreed().items() if round not in snapshots)
@@ -101,8 +101,8 @@ class Starts:
         return [*starts, Candidate(worker.Start(origin=worker.Start.ORIGIN_INITIAL))]
 
     def sound(self, hello: worker.Hello) -> worker.Hello:
-        """What a worker of this box could resume: boundaries whose payloads are here and right. They are announced again, and what
-        was not counted returns from them to the feedback. Blocking."""
+        """Return what a worker of this host can resume: checkpoints whose payloads are here and valid. These are announced
+        again, and uncounted parts return to the error feedback. Blocking."""
         after = worker.Hello.FromString(hello.SerializeToString())
         del after.boundaries[:]
         after.boundaries.extend(b for b in hello.boundaries if all(self._store.sound(p.digest) for p in b.payloads))
@@ -137,17 +137,17 @@ class Starts:
         return offered and not any(round <= self._chain.head.round for round in self._resumable(hellos))
 
     def _offered(self, hellos: Sequence[worker.Hello]) -> list[worker.Boundary]:
-        """Of stages that hold an outer state."""
+        """Return the checkpoints of workers with outer state."""
         first = [boundary for hello in hellos if not hello.copy for boundary in hello.boundaries]
         return [boundary for boundary in first if boundary.payloads and self.of_our_chain(boundary)]
 
     def of_our_chain(self, boundary: worker.Boundary) -> bool:
-        """Not where the run's owner has said since that other commits are the run's."""
+        """Return whether the checkpoint belongs to this chain: not if the owner has rejected its commits since."""
         opening = self._chain.commit(boundary.round - 1)
         return opening is not None and opening.digest == boundary.head
 
     def _agreed_snapshots(self) -> dict[int, bytes]:
-        """State roots that peers keep for joiners and the run agreed on, by round, the newest first."""
+        """Return roots of agreed snapshots that peers store for joiners, by round, the newest first."""
         found: dict[int, bytes] = {}
         newest = self._manifest.snapshot_round(max(1, self._chain.head.round))
         for round in range(newest, 1, -self._manifest.rounds.snapshot_every)[:SNAPSHOTS_KEPT]:
@@ -157,7 +157,7 @@ class Starts:
         return found
 
     def _newest_agreed(self) -> dict[int, bytes]:
-        """The newest state that the run agreed on and that peers still keep, snapshot or not, by round."""
+        """Return the newest agreed state that peers still store, snapshot or not, by round."""
         for round in range(self._chain.head.round - 1, max(0, self._chain.head.round - 1 - RECENT_STATES), -1):
             commit = self._chain.commit(round)
             if commit is not None and commit.body.state:
@@ -165,12 +165,12 @@ class Starts:
         return {}
 
     def _named(self) -> dict[int, bytes]:
-        """The state that the run's owner named, where the next commit is the first under its word: an archive holds it."""
+        """Return the state that the owner named, if the next commit is the first of its appointment: an archive has it."""
         head = self._chain.head
         return {head.round: head.state} if head.state and head.appointment is not None else {}
 
     def agreed(self) -> dict[int, bytes]:
-        """State roots that the run agreed on and peers keep, by round, the newest first."""
+        """Return roots of agreed states that peers store, by round, the newest first."""
         return {**self._named(), **self._newest_agreed(), **self._agreed_snapshots()}
 
     def goes_around(self, round: int) -> bool:
@@ -190,8 +190,8 @@ class Starts:
         return start
 
     async def complete(self, candidate: Candidate) -> worker.Start:
-        """With what is known of it: the digests of all its stages, what became of the boundary's payloads, and how many commits
-        follow. Raises RemoteError when that cannot be had."""
+        """Return the start with the digests of all its stages, the result of the checkpoint's payloads, and the number of
+        following commits. Raises RemoteError if that fails."""
         start = worker.Start.FromString(candidate.start.SerializeToString())
         if candidate.root:
             digests = await self.stages_of(start.round, candidate.root)
@@ -201,7 +201,8 @@ class Starts:
         return start
 
     async def with_commits(self, start: worker.Start) -> None:
-        """The commits of our own chain that it needs: the one that opens its round, and its boundary's, where that is earlier."""
+        """Add the commits of this chain that the start needs: the one that opens its round, and its checkpoint's, if that
+        is earlier."""
         start.opening_commit = (self._chain.raw(start.round - 1) if start.round else None) or b""
         boundary = start.kept.round or (start.boundary if start.boundary < start.round else 0)
         if boundary:
@@ -251,7 +252,7 @@ class Starts:
                 )
 
     def keepers(self, round: int) -> list[str]:
-        """Who may serve the state before a round: clusters by their leads."""
+        """Return the clusters that may serve the state before a round, by their lead hosts."""
         commit = self._chain.commit(round)
         members = self._chain.head.roster if commit is None else [member.cluster for member in commit.body.roster]
         begins = [self._chain.head.coordinator] if not round else []  # it serves the imported weights, and no later state
@@ -276,17 +277,17 @@ class Starts:
         return blobs if stages and all(blob in self._store for blob in blobs) else []
 
     def agreed_roots(self) -> set[bytes]:
-        """Of the states that joiners start from."""
+        """Return the roots of the states that joiners start from."""
         return set(self._agreed_snapshots().values())
 
     def oldest_kept(self) -> int:
-        """The first round whose payloads peers keep: a joiner may start from the second newest snapshot that is agreed on."""
+        """Return the first round whose payloads peers store: a joiner may start from the second newest agreed snapshot."""
         newest = self._manifest.snapshot_round(max(1, self._chain.head.round))
         return max(1, newest - SNAPSHOTS_KEPT * self._manifest.rounds.snapshot_every)
 
     def worth_keeping(self) -> set[bytes]:
-        """Payloads and states of the rounds that a joiner or a restart may build on, as the chain says. Blocking: reads the commits
-        of these rounds, and the leaves that they name."""
+        """Return payloads and states of the rounds that a joiner or a restart may build on, from the chain. Blocking:
+        reads the commits of these rounds, and their payload indexes."""
         head, oldest = self._chain.head, self.oldest_kept()
         keep: set[bytes] = set()
         model = self._manifest.model
@@ -304,13 +305,13 @@ class Starts:
         return keep
 
     def own_worth_keeping(self, states: Mapping[int, Mapping[int, bytes]], roots: Mapping[int, bytes]) -> set[bytes]:
-        """Of the states that our workers told: by round and stage, and their roots."""
+        """Return the states of this host's workers to store: by round and stage, and their roots."""
         now, oldest = self._chain.head.round, self.oldest_kept()
         keep = {root for round, root in roots.items() if round >= oldest}
         return keep.union(*(each.values() for round, each in states.items() if self._wanted(round, now, oldest)))
 
     def _wanted(self, round: int, now: int, oldest: int) -> bool:
-        """Whether somebody may start from the state before it."""
+        """Return whether a peer may start from the state before the round."""
         return round >= now - RECENT_STATES or round == self._manifest.snapshot_round(round) >= oldest
 
     def payloads_of(self, contribution: pb.Contribution) -> list[bytes]:

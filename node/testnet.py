@@ -1,8 +1,9 @@
-"""A swarm on this machine: real daemons, each in its own process and folder, started through the command line.
+"""Swarm on this machine: real daemons, each with its process and folder, started through the command line.
 
-Attached (the default) every member holds on to this process by a pipe and dies with it, however it dies. Detached members live on.
+Attached (the default), every member is connected to this process by a pipe and dies with it, however it dies. Detached
+members live on.
 
-With `Lines` each member has a network namespace of its own, and in it
+With `Lines` each member has a network namespace, and in it:
 
     wan      the line to all others
     lan      of a cluster of several boxes: the line to its own boxes, and to nobody else
@@ -43,11 +44,11 @@ STOP_SECONDS = 20.0
 POLL_SECONDS = 0.2
 COORDINATOR = "coordinator"
 MARKER = ".dilocox-testnet"
-"""Says that a testnet made this folder, and names its members' folders: what the next one may remove."""
+"""File that marks a folder as a testnet's, and names its members' folders: the next testnet may delete those."""
 MEMBER = rf"{COORDINATOR}|node-\d+(-box-\d+)?"
-"""What `member_names` may give."""
+"""Names that `member_names` may return."""
 FILES = ("run.toml", "run.key", "link", "testnet.json")
-"""Beside the members' folders and logs."""
+"""Files beside the members' folders and logs."""
 ANY_PORTS = {f"DILOCOX_{verb}__{port}": "0" for verb in ("COORDINATOR", "NODE") for port in ("PORT", "DHT_PORT")} | {
     f"DILOCOX_{verb}__API": "127.0.0.1:0" for verb in ("COORDINATOR", "NODE")
 }
@@ -61,9 +62,9 @@ class Member:
     name: str
     home: Path
     arguments: list[str]
-    """Of `dilocox`."""
+    """Arguments of `dilocox`."""
     prefix: tuple[str, ...] = ()
-    """What the command runs under, such as `nsenter --net=…`; it ends in an exec."""
+    """Command prefix, such as `nsenter --net=…`; it ends in an exec."""
     needs: Path | None = None
     """A file that another member writes first."""
 
@@ -73,7 +74,7 @@ class Member:
         return self.needs.parent.name if self.needs is not None else self.name
 
     def facts(self) -> dict[str, Any] | None:
-        """What the running daemon announced; None when it does not run."""
+        """Return what the running daemon published; None when it does not run."""
         return running_daemon(self.home)
 
     def get(self, path: str, seconds: float = ANSWER_SECONDS) -> Any:
@@ -92,7 +93,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Lines:
-    """Of members in network namespaces: bits per second, each way; None: as fast as this machine is."""
+    """Bandwidths of members in network namespaces, in bits per second, each way; None: unlimited."""
 
     lan: float | None = None
     wan: float | None = None
@@ -104,7 +105,7 @@ class Lines:
 
 
 def member_names(nodes: int, boxes: int) -> list[str]:
-    """Of a testnet of so many clusters, each of so many boxes."""
+    """Return the names of a testnet with so many clusters of so many hosts."""
     leads, others = _clusters(nodes, boxes)
     return [COORDINATOR, *leads, *others]
 
@@ -135,7 +136,7 @@ def _clear(folder: Path) -> None:
 
 
 def _made_by(marker: Path) -> list[str]:
-    """Whose folders may go. Raises ConfigError where it says anything else than a testnet writes there."""
+    """Return the folders that may be deleted. Raises ConfigError if a testnet did not write the file."""
     try:
         names = json.loads(marker.read_bytes())
         if isinstance(names, list) and all(re.fullmatch(MEMBER, name) for name in names):
@@ -146,7 +147,7 @@ def _made_by(marker: Path) -> list[str]:
 
 
 def _placed(member: Member, network: Namespaces) -> Member:
-    """In its namespace."""
+    """Return the member with its namespace."""
     addresses = ["--host", network.address(member.name, WAN), "--api", f"{network.address(member.name, WATCH)}:{API_PORT}"]
     return replace(member, arguments=[*member.arguments, *addresses], prefix=network.prefix(member.name))
 
@@ -222,7 +223,7 @@ class Testnet:
 
     @classmethod
     def load(cls, folder: Path) -> "Testnet":
-        """The testnet that `create` laid out in `folder`. Raises ConfigError where there is none, LocalError."""
+        """Return the testnet that `create` made in `folder`. Raises ConfigError if there is none, LocalError."""
         path = folder / "testnet.json"
         if not path.exists():
             raise ConfigError(f"no testnet in {folder}. Start one: dilocox testnet up")
@@ -256,7 +257,7 @@ class Testnet:
         raise ConfigError(f"no member {name}; there are: {', '.join(member.name for member in self.members)}")
 
     def start(self, member: Member, attached: bool = True) -> None:
-        """Start a member's daemon; its output goes to `<name>.log`. Raises LocalError where its network is gone."""
+        """Start a member's daemon; its output goes to `<name>.log`. Raises LocalError if its network is gone."""
         if self.network is not None and not self.network.laid:
             raise LocalError("this testnet's network was removed. Start a testnet anew: dilocox testnet up")
         if (earlier := self.processes.pop(member.name, None)) is not None:
@@ -289,7 +290,7 @@ class Testnet:
             self.start(node, attached)
 
     def _wait_for(self, link: Path) -> None:
-        """Until a member has written it. Raises LocalError where one ends instead."""
+        """Wait until a member has written the file. Raises LocalError if one ends instead."""
         deadline = time.monotonic() + START_SECONDS
         while not link.exists():
             ended = [member for member in self.members if (p := self.processes.get(member.name)) and p.poll() is not None]
@@ -323,7 +324,7 @@ class Testnet:
                 with contextlib.suppress(LocalError, ProcessLookupError):
                     self.kill(member, signal.SIGTERM)
                 process = self.processes.get(member.name)
-                if process is not None and process.poll() is None:  # not far enough to hold its lock
+                if process is not None and process.poll() is None:  # it has not taken its lock yet
                     process.terminate()
             deadline = time.monotonic() + STOP_SECONDS
             while any(m.facts() for m in group) and time.monotonic() < deadline:

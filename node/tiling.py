@@ -1,4 +1,5 @@
-"""How a cluster's workers share out a run: pipelines over its boxes, and copies of such a pipeline. Free of torch."""
+"""Placement of a run's stages on a cluster's workers: pipelines over its hosts, and copies of such a pipeline. Imports no
+torch."""
 
 import itertools
 from collections.abc import Iterable, Sequence
@@ -12,10 +13,11 @@ __all__ = ["Tiling", "chunks", "listed", "stretches", "tile", "tilings"]
 
 @dataclass(frozen=True)
 class Tiling:
-    """A box holds a stretch of the pipeline, and every copy of that stretch: activations cross between boxes, gradients do not."""
+    """Placement: a host runs a part of the pipeline, and every copy of it. Activations cross between hosts, gradients do
+    not."""
 
     lengths: tuple[int, ...]
-    """Of each box's stretch, in workers; 0: the box has nothing to do."""
+    """Workers of each host's part; 0: the host has no work."""
     copies: int
     schedule: Schedule
 
@@ -29,7 +31,7 @@ class Tiling:
         return self.length * self.copies
 
     def ranks(self, box: int) -> list[int]:
-        """Of the workers in a box, copy after copy. A pipeline's workers follow one another."""
+        """Return the ranks of a host's workers, copy after copy. A pipeline's workers have consecutive ranks."""
         first = sum(self.lengths[:box])
         stretch = range(first, first + self.lengths[box])
         return [copy * self.length + number for copy in range(self.copies) for number in stretch]
@@ -69,7 +71,7 @@ def _runs(workers: int, stages: int, microbatches: int, schedule: Schedule) -> b
 
 
 def _poured(room: Sequence[int], length: int) -> tuple[int, ...]:
-    """So many workers into boxes with that much room, as evenly as it allows, the first boxes first."""
+    """Distribute workers over hosts with that much space, as evenly as possible, the first hosts first."""
     lengths = [0] * len(room)
     while length:
         for box in range(len(room)):
@@ -80,14 +82,14 @@ def _poured(room: Sequence[int], length: int) -> tuple[int, ...]:
 
 
 def _turns(workers: int, stages: int, schedule: Schedule) -> int:
-    """Chunks of the model that each worker of a pipeline holds: a looped schedule makes as many as the stages allow, and as a
-    cluster's layout may name, which names a box once in each turn."""
+    """Return the chunks of the model per worker of a pipeline: a looped schedule has as many as the stages and a cluster's
+    layout allow, which names a host once per chunk."""
     return 1 if workers == 1 or schedule == "1f1b" else min(stages, limits.HOSTS) // workers
 
 
 def chunks(stages: int, workers: int, schedule: Schedule) -> list[list[list[int]]]:
-    """By worker of a pipeline: its chunks, each of stages that follow one another. Worker r of p holds the chunks r, r + p, r + 2p,
-    …; all are as even as possible, the first ones the longer."""
+    """Return the chunks by worker of a pipeline, each of consecutive stages. Worker r of p has the chunks r, r + p, r +
+    2p, …; all are as even as possible, the first ones longer."""
     count = workers * _turns(workers, stages, schedule)
     size, extra = divmod(stages, count)
     cuts = [number * size + min(number, extra) for number in range(count + 1)]
@@ -107,5 +109,5 @@ def stretches(stages: Iterable[int]) -> list[range]:
 
 
 def listed(stages: Iterable[int]) -> str:
-    """For people: "0-3, 8-11"; a dash where there are none."""
+    """Return a readable list: "0-3, 8-11"; a dash if it is empty."""
     return ", ".join(f"{part.start}-{part.stop - 1}" for part in stretches(stages)) or "–"

@@ -20,9 +20,9 @@ PROC = Path("/proc")
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 """Libraries start none when they are imported: others than the one that forks would be missing in who was forked."""
 WORD_BYTES = 32
-"""Of what the fork server says at once: a number."""
+"""Size of the fork server's answer: a number."""
 WORD_SECONDS = 10.0
-"""Until it says how a process ended, which is seen here too; one that takes longer hangs."""
+"""Timeout of its report of a process's end, which is also seen here; a slower one hangs."""
 
 
 def ticks_of(pid: int) -> int:
@@ -35,7 +35,7 @@ def ticks_of(pid: int) -> int:
 
 
 async def _readable(*descriptors: int) -> None:
-    """Until one of them is."""
+    """Wait until one of them is readable."""
     found, loop = asyncio.Event(), asyncio.get_running_loop()
     for descriptor in descriptors:
         loop.add_reader(descriptor, found.set)
@@ -52,7 +52,7 @@ class WorkerProcess:
     def __init__(self, ours: socket.socket, environment: Mapping[str, str]) -> None:
         """`ours`: connected with the fork server, and for nothing else."""
         self.pid: int | None = None
-        """None until it runs."""
+        """Process id; None until it runs."""
         self._handle: int | None = None
         """A descriptor of the process while it runs: its number may become another's, this does not."""
         self._ours, self._environment = ours, environment
@@ -76,7 +76,8 @@ class WorkerProcess:
                 self._handle = None
 
     async def _ask(self, ours: socket.socket, environment: Mapping[str, str]) -> int | None:
-        """What the fork server says of its end; None where that ended first. Raises TimeoutError where it says nothing; OSError."""
+        """Return the fork server's report of the process's end; None if the fork server ended first. Raises TimeoutError
+        without a report; OSError."""
         loop = asyncio.get_running_loop()
         await loop.sock_sendall(ours, f"{json.dumps(dict(environment))}\n".encode())
         await _readable(ours.fileno())
@@ -90,7 +91,7 @@ class WorkerProcess:
         return int(word) if word else None
 
     async def _bury(self) -> None:
-        """Nobody tells how it goes on: end it."""
+        """End a process whose fork server is gone."""
         if self._handle is not None:
             self.kill()
             await _readable(self._handle)
@@ -154,7 +155,7 @@ class ForkServer:
         self._hearing = asyncio.create_task(self._hear(ours, self._imported), name="fork server")
 
     async def _hear(self, control: socket.socket, imported: asyncio.Future[bool]) -> None:
-        """It says one word, and ends."""
+        """Read its only message, until it ends."""
         with contextlib.suppress(OSError):
             while await asyncio.get_running_loop().sock_recv(control, 1):
                 imported.set_result(True)
@@ -163,7 +164,7 @@ class ForkServer:
             imported.set_result(False)
 
     async def ready(self) -> bool:
-        """Wait until it can fork; False where it ended before (why stands in the log). Raises OSError."""
+        """Wait until it can fork; return False if it ended before (the log has the reason). Raises OSError."""
         await self.open()
         assert self._imported is not None
         return await asyncio.shield(self._imported)
@@ -190,7 +191,7 @@ class ForkServer:
         return ticks_of(self._process.pid) if self._process is not None and self._process.returncode is None else 0
 
     async def kill(self) -> None:
-        """Whoever waits for its word hears that it is gone."""
+        """End the fork server; waiting callers are told."""
         self._gone = True
         if self._process is not None and self._process.returncode is None:
             await end_process(self._process)

@@ -1,4 +1,4 @@
-"""What the daemon hands to its stage workers, as environment variables. Free of torch: the daemon imports it too."""
+"""Environment variables of workers, set by the daemon. The daemon imports it, so it imports no torch."""
 
 import os
 from dataclasses import dataclass, fields
@@ -8,18 +8,18 @@ from pathlib import Path
 __all__ = ["RENDEZVOUS", "STORE_PORT", "STORE_SOCKET", "WORKER", "OuterState", "WorkerSettings"]
 
 WORKER = "dilocox-worker"
-"""Name of the processes, for `ps` and `top`; Linux keeps 15 characters."""
+"""Name of the processes in `ps` and `top`; Linux stores 15 characters."""
 RENDEZVOUS = "DILOCOX_RENDEZVOUS"
 """Path of the file by which the workers of one generation find each other; beside it torch's RANK, LOCAL_RANK and WORLD_SIZE."""
 STORE_PORT = "DILOCOX_STORE_PORT"
-"""Where they are in several boxes: the port on loopback at which the first worker's store is found …"""
+"""Loopback port of the first worker's store, in a cluster of several hosts."""
 STORE_SOCKET = "DILOCOX_STORE_SOCKET"
-"""… and, in that worker, the number of the listening socket that it inherits."""
+"""Number of the listening socket that this worker inherits."""
 _PREFIX = "DILOCOX_WORKER_"
 
 
 class OuterState(StrEnum):
-    """Where outer state lies and is computed on (outer/passage.py), on a box with GPUs."""
+    """Device of the outer state (outer/passage.py), on a host with GPUs."""
 
     HOST = "host"
     STREAM = "stream"
@@ -34,30 +34,30 @@ class WorkerSettings:
     """The manifest's canonical bytes."""
     blobs: Path
     stages: Path
-    """Where boundary checkpoints lie."""
+    """Folder of the checkpoints."""
     cluster: str
     devices: str
     """`cpu` or `cuda`."""
     copies: int
-    """Of the pipeline: so many workers train each stage."""
+    """Copies of the pipeline: number of workers per stage."""
     threads: int
     codec_cpus: tuple[int, ...]
     """CPUs for the background thread; empty: any."""
     data: Path
-    """Where the run's corpus lies."""
+    """Folder of the run's corpus."""
     step_seconds: float
     """An inner step takes at least this long; 0: as long as it takes."""
     checkpoint_every: int = 1
     """Boundaries are written complete in rounds that this divides."""
     outer_state: OuterState = OuterState.HOST
     private: Path | None = None
-    """Where the cluster's own corpus lies, which it trains on; None: on the run's."""
+    """Folder of the private corpus; None: the run's data are public."""
     private_digest: str = ""
-    """Of that corpus: what was checked, whatever is built there meanwhile."""
+    """Digest of the checked private corpus: a later build does not count."""
     clip: float = 0.0
     """Largest norm of the gradient of one of its sequences …"""
     noise: float = 0.0
-    """… and the standard deviation of what is added to their sum, over that; 0: neither."""
+    """Standard deviation of the noise relative to the clip; 0: neither noise nor clip."""
 
     def environment(self) -> dict[str, str]:
         values = {field.name: str(getattr(self, field.name)) for field in fields(self)}

@@ -1,8 +1,8 @@
-"""Starts and watches the stage workers: one process per rank (worker_process.py), one gRPC stream per worker over a Unix socket.
+"""Pool of this host's workers: one process per rank, one gRPC stream per worker over a Unix socket.
 
-A generation is one launch. When any worker dies, the whole generation is ended (its parent pipe is closed), and the daemon starts
-the next one from the last boundary: one path for every kind of death. The workers of one box meet by a file and talk over loopback:
-nothing that they listen on can be reached from another machine. Those of several boxes exchange tensors over the interface that the
+A worker group is one launch. When any worker dies, the whole group is stopped (its parent pipe closes), and the daemon
+starts the next one from the last checkpoint: one path for every kind of death. The workers of one host meet by a file
+and use loopback: no other machine can reach them. Those of several hosts exchange tensors over the interface that the
 operator named.
 """
 
@@ -48,17 +48,17 @@ class Launch:
     """This box's part of a generation."""
 
     ranks: Sequence[int]
-    """Of its workers."""
+    """Ranks of its workers."""
     workers: int
-    """Of all boxes."""
+    """Number of workers on all hosts."""
     copies: int
-    """Of the pipeline."""
+    """Copies of the pipeline."""
     store_port: int | None = None
-    """On loopback, where the workers of several boxes meet; None: in this box alone, by a file."""
+    """Loopback port at which the workers of several hosts meet; None: one host, which uses a file."""
     store: socket.socket | None = None
-    """Where the first worker is here: the listening socket of that store."""
+    """Listening socket of that store, on the first worker's host."""
     interface: str = LOOPBACK
-    """On which gloo and NCCL exchange tensors."""
+    """Interface of gloo and NCCL."""
 
 
 @dataclass
@@ -82,9 +82,9 @@ class WorkerPool(rpc.SupervisorServicer):
         self._parent_pipe: ParentPipe | None = None
         self._fork_server = ForkServer(folder / "workers.log")
         self._processes: list[WorkerProcess] = []
-        """Of this generation."""
+        """Processes of this worker group."""
         self._given_up = asyncio.Event()
-        """This generation is to end, whether its processes can still hear it or not."""
+        """Event, set when this worker group should end, whether its processes notice or not."""
         self._ended = asyncio.Event()
         """No generation runs."""
         self._ended.set()
@@ -148,7 +148,7 @@ class WorkerPool(rpc.SupervisorServicer):
 
     @contextlib.contextmanager
     def _rendezvous(self) -> Iterator[Path]:
-        """A file name that no other generation had, in a folder that only this user may enter; gone afterwards."""
+        """Yield a new file name, in a folder that only this user may enter; it is removed afterwards."""
         folder = self._folder / "rendezvous"
         folder.mkdir(mode=0o700, exist_ok=True)
         folder.chmod(0o700)
@@ -174,7 +174,7 @@ class WorkerPool(rpc.SupervisorServicer):
         return self._fork_server.start(environment, inherited)
 
     async def _first_death(self) -> None:
-        """Until a worker ends, or all are given up; workers that were told to stop, and do so well, all get their time."""
+        """Wait until a worker ends, or all should. Workers that stop on command all get their time."""
         given_up = asyncio.create_task(self._given_up.wait())
         running: set[asyncio.Task[Any]] = {asyncio.create_task(process.wait()) for process in self._processes}
         try:
@@ -192,7 +192,7 @@ class WorkerPool(rpc.SupervisorServicer):
         return self._fork_server.ticks() + sum(process.ticks() for process in self._processes)
 
     def end_generation(self) -> None:
-        """Make every process of this generation exit at once; one that hangs, or was suspended, hears of nothing and is killed."""
+        """Make every process of this worker group exit at once; one that hangs, or is suspended, is killed."""
         self._given_up.set()
         if self._parent_pipe is not None:
             self._parent_pipe.close()
@@ -223,7 +223,7 @@ class WorkerPool(rpc.SupervisorServicer):
             command.cancel()
 
     def command(self, command: pb.WorkerCommand) -> None:
-        """To every worker of the generation."""
+        """Send a command to every worker of the group."""
         for attached in self._attached.values():
             attached.commands.put_nowait(command)
 

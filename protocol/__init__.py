@@ -1,1 +1,1 @@
-"""How peers talk: a pure library. Time, membership and bytes are arguments."""
+"""The protocol as a pure library: time, membership and bytes are arguments."""

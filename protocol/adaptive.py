@@ -1,11 +1,11 @@
-"""The rank of the next round, which one commit decides from signed contributions: every peer computes the same.
+"""Rank of the next round. A commit decides it from signed contributions, so every peer computes the same rank.
 
     effective-rank   DiLoCoX's rule as far as it is known: the rank is the mean over RANK_WINDOW rounds of the effective rank of the
                      averaged pseudo-gradient. Each cluster measures the last commit's mean and reports it in its contribution;
                      the median of these moves the rank by 1 / RANK_WINDOW of the way
 
-Published summaries disagree on whether the rank rises or falls in training, so the rule goes either way. A step is at most STEP up
-or down; measurements that are missing or absurd leave the rank as it is.
+Published summaries disagree on whether the rank rises or falls in training, so the rule allows both. A step is at most
+STEP up or down. Missing or implausible measurements leave the rank as it is.
 """
 
 import math
@@ -27,7 +27,7 @@ SLACK = 1e-3
 
 
 def next_rank_or_k(manifest: Manifest, keep: int, counted: Sequence[pb.Contribution]) -> int:
-    """Of the next round, from this round's and its counted contributions."""
+    """Return the rank or k of the next round, from this round's and its counted contributions."""
     if manifest.compression.adapt == "fixed" or not counted:
         return keep
     measured = _median((item.effective_rank for item in counted), largest=float(keep * limits.CLUSTERS))
@@ -39,7 +39,7 @@ def next_rank_or_k(manifest: Manifest, keep: int, counted: Sequence[pb.Contribut
 
 
 def _median(values: Iterable[float], largest: float) -> float | None:
-    """Of positive, plausible values; None when a majority is missing or absurd."""
+    """Return the median of positive, plausible values; None if a majority is missing or implausible."""
     found = list(values)
     good = [value for value in found if 0 < value <= largest]
     return statistics.median(good) if 2 * len(good) > len(found) else None

@@ -1,20 +1,22 @@
-"""The arrays that payloads are made of, and their bytes. Everything decodes exactly; numpy only.
+"""Arrays of payloads, and their bytes. Decoding is exact; numpy only.
 
-An array writes into up to four sections of its payload (protocol/payload.py), so that like bytes lie together and code well:
+An array writes into up to four sections of its payload (payload.py): similar bytes side by side compress well:
 
     BlockInt4   HEADS i8 base exponent, 4-bit exponent offsets, one per block    CODES 4-bit codes
     Levels      HEADS two bfloat16 magnitudes per group                          CODES 2-bit codes (sign, level); dense
     Sparse      HEADS u32 gap bytes, two bfloat16 magnitudes per group           GAPS, SIGNS, LEVELS: one entry per value kept
     Floats      HEADS nothing                                                    CODES float32
 
-BlockInt4: quantised along the last axis in blocks of BLOCK (the last block of a row may be shorter): value = code · 2^(base +
-offset), codes -7 … 7 in two's complement (-8 is invalid), offsets 0 … 15, so an array spans 16 binades. Nibbles are packed low
-half first. With scales along the rank axis a product of two codes is an integer times 2^(eP + eQ), the exponents span 2 · 15
-binades, and a sum of RANK_EXACT products fits float64's 53 bits, so P @ Qᵀ has the same bits in any summation order.
+BlockInt4 is quantised along the last axis in blocks of BLOCK (the last block of a row may be shorter). A value is code
+· 2^(base + offset). Codes are -7 … 7 in two's complement (-8 is invalid), offsets 0 … 15, so an array spans 16 binades.
+Nibbles are packed low half first. With scales along the rank axis, a product of two codes is an integer times 2^(eP +
+eQ), and the exponents span 2 · 15 binades. A sum of RANK_EXACT products then fits float64's 53 bits, so P @ Qᵀ has the
+same bits in any summation order.
 
-Levels and Sparse: value = ± magnitude[group][level]; a group is GROUP consecutive elements, its magnitudes are the means of the
-values they stand for ("bin means"). A gap byte below 255 skips so many zeros and then a value follows; 255 skips 255 zeros and no
-value follows; zeros after the last value are not written. Bits are packed low bit first. Padding is 0.
+In Levels and Sparse a value is ± magnitude[group][level]. A group is GROUP consecutive elements; its magnitudes are the
+means of the values that they replace ("bin means"). A gap byte below 255 skips that many zeros before a value; 255
+skips 255 zeros without a value after them. Zeros after the last value are not written. Bits are packed low bit first.
+Padding is 0.
 """
 
 import struct
@@ -60,11 +62,11 @@ GROUP = 4096
 PER_BYTE = 4
 """Codes of Levels in a byte."""
 ENTRIES = 4
-"""What a code of Levels may stand for: either magnitude, with either sign."""
+"""Values of a Levels code: two magnitudes, each with two signs."""
 _SECOND_BITS = np.uint64(0xAAAAAAAAAAAAAAAA)
-"""Of 32 codes of Levels, the bits that say which magnitude."""
+"""The magnitude bits in a word of 32 Levels codes."""
 SMALLEST = 2.0**MIN_BASE
-"""Least size of a value that is not 0, in every form: machines differ in whether they keep subnormal numbers."""
+"""Smallest size of a value other than 0, in every form: machines differ in their treatment of subnormal numbers."""
 LARGEST = 2.0**40
 """Bound on every decoded value's magnitude: far above a useful pseudo-gradient, far below float32's overflow."""
 SKIP = 255
@@ -201,16 +203,16 @@ class Levels(Array):
         return self.table(start, stop).ravel()[np.repeat(first, GROUP)[: stop - start] + codes]
 
     def packed(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
-        """The bytes that hold the codes of the flat values start … stop; start is a multiple of GROUP."""
+        """Return the bytes with the codes of flat values start … stop; start is a multiple of GROUP."""
         return self.codes[start // PER_BYTE : -(-stop // PER_BYTE)]
 
     def table(self, start: int, stop: int) -> npt.NDArray[np.float64]:
-        """(groups, 4): what each code stands for, in the groups of these values."""
+        """Return the value of each code in the groups of these values, shape (groups, 4)."""
         magnitudes = self.magnitudes[start // GROUP : groups(stop)].astype(np.float64)
         return np.stack([magnitudes, -magnitudes], axis=2).reshape(-1, ENTRIES)
 
     def square_sum(self) -> float:
-        """By counting how often each magnitude stands: nothing is decoded."""
+        """Return the sum of squares, by counting each magnitude; decodes nothing."""
         padded = np.zeros(groups(self.elements) * GROUP // PER_BYTE, dtype=np.uint8)
         padded[: self.codes.size] = self.codes
         of_second = np.bitwise_count(padded.view(np.uint64) & _SECOND_BITS).reshape(-1, GROUP // 32).sum(axis=1, dtype=np.int64)
@@ -268,7 +270,7 @@ class Sparse(Array):
         total[self.positions[kept] - start] += weight * _signed(magnitudes, np.diff(cuts), self.signs[kept], self.levels[kept])
 
     def square_sum(self) -> float:
-        """Of what is kept: the rest is 0."""
+        """Return the sum of squares of the stored values; all others are 0."""
         cuts = np.searchsorted(self.positions, [*range(0, self.elements, GROUP), self.elements])
         return float(np.square(_signed(self.magnitudes, np.diff(cuts), self.signs, self.levels)).sum())
 

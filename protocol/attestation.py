@@ -1,13 +1,13 @@
-"""Attestation, the pure part: what evidence is, what it is bound to, and what a run's policy makes of verified claims.
+"""Attestation without I/O: evidence, its binding, and the run's policy for verified claims.
 
-A verifier (node/attest) turns Evidence into Claims or raises AttestationError; `Policy.appraise` turns Claims into a Verdict.
-Evidence is bound to one peer, one run and one challenge through the 64 bytes that the hardware signs:
+A verifier (node/attest) turns Evidence into Claims or raises AttestationError; `Policy.appraise` turns Claims into a
+Verdict. The 64 bytes that the hardware signs bind evidence to one peer, one run and one challenge:
 
     report_data = SHA-512("dilocox-attest-v1\\0" ‖ lp(kind) ‖ lp(Ed25519 key) ‖ lp(run id) ‖ lp(nonce)),  lp = u32 length prefix
     gpu_nonce   = SHA-256("dilocox-gpu-v1\\0" ‖ report_data)
 
-Evidence raises the cost of cheating; it does not prove training. Quotes are malleable (trailing bytes, ECDSA's n - s), so nothing
-is ever remembered by a quote's hash: a verdict belongs to (key, run, nonce).
+Evidence raises the cost of cheating; it does not prove training. Quotes are malleable (trailing bytes, ECDSA's n - s).
+So no record uses a quote's hash as its key: a verdict belongs to (key, run, nonce).
 """
 
 import functools
@@ -50,13 +50,13 @@ NVIDIA = "nvidia"
 
 
 class Code(StrEnum):
-    """Why evidence does not hold. Every failure has one."""
+    """Code of a failed verification. Every failure has one."""
 
     OK = "ok"
     MALFORMED = "malformed"
     OVERSIZE = "oversize"
     UNKNOWN_KIND = "unknown-kind"
-    """Nobody here can verify this kind."""
+    """No verifier for this kind is installed here."""
     KIND = "kind"
     """The policy does not name this kind."""
     VERSION = "version"
@@ -80,11 +80,11 @@ class Code(StrEnum):
     RESERVED = "reserved"
     """Bits that must be zero are not."""
     PEER = "peer"
-    """Made for another peer."""
+    """The evidence was made for another peer."""
     RUN = "run"
-    """Made for another run."""
+    """The evidence was made for another run."""
     NONCE = "nonce"
-    """Not this verifier's challenge, or one used before."""
+    """The nonce is not this verifier's challenge, or was used before."""
     REPORT_DATA = "report-data"
     """The hardware signed something else than this peer, run and nonce."""
     MEASUREMENT = "measurement"
@@ -102,7 +102,8 @@ class Code(StrEnum):
 
 
 class AttestationError(RemoteError):
-    """Evidence that does not hold, with its code. What a certificate says in `detail` a stranger wrote, for logs and a commit."""
+    """Error: evidence that does not hold, with its code. `detail` is for logs and commits; an unknown peer may have
+    written parts of it."""
 
     def __init__(self, code: Code, detail: str) -> None:
         self.code, self.cause = code, printable(detail[: limits.TEXT_CHARACTERS])
@@ -129,7 +130,8 @@ def deny_unexpected(verify: Checked) -> Checked:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What hardware signed, with what it takes to check it offline. Raises AttestationError when larger than its caps."""
+    """Signed report of hardware, with everything needed to verify it offline. Raises AttestationError if it is larger than
+    its caps."""
 
     kind: str
     blob: bytes
@@ -174,13 +176,13 @@ class Evidence:
 
 @dataclass(frozen=True)
 class GpuClaims:
-    """What a GPU's verified report says."""
+    """Verified content of a GPU's report."""
 
     architecture: str
     driver: str
     vbios: str
     nonce: bytes
-    """32 bytes, chosen by whoever asked for the report."""
+    """32 bytes, chosen by the peer that requested the report."""
     measurements: Mapping[int, str]
     """Hexadecimal SHA-384 by index."""
     valid_until: int
@@ -190,7 +192,7 @@ class GpuClaims:
 
 @dataclass(frozen=True)
 class Claims:
-    """What verified evidence says; every field comes from what the hardware signed."""
+    """Verified content of evidence; the hardware signed every field."""
 
     kind: str
     measurement: tuple[str, ...]
@@ -200,7 +202,7 @@ class Claims:
     valid_until: int
     """Unix seconds: the earliest expiry of certificates and collateral."""
     tcb_status: str = ""
-    """Intel's word for TDX; empty where the vendor has none."""
+    """Intel's TCB status for TDX; empty for other vendors."""
     tcb: Mapping[str, int] = field(default_factory=dict)
     """Security versions by component; TDX: `evaluation`, the number of the TCB info used."""
     debug: bool = False
@@ -208,10 +210,10 @@ class Claims:
     vmpl: int = 0
     product: str = ""
     version: int = 0
-    """Of the report format."""
+    """Version of the report format."""
     gpus: tuple[GpuClaims, ...] = ()
     notes: tuple[str, ...] = ()
-    """What this evidence does not show, for people."""
+    """Properties that this evidence does not prove, as sentences."""
 
     @property
     def simulated(self) -> bool:
@@ -228,7 +230,7 @@ class Verdict:
 
 
 def report_data(kind: str, key: bytes, run_id: bytes, nonce: bytes) -> bytes:
-    """The 64 bytes that evidence for this peer, run and challenge carries."""
+    """Return the 64 bytes that evidence for this peer, run and challenge contains."""
     parts = (kind.encode(), key, run_id, nonce)
     return hashlib.sha512(b"dilocox-attest-v1\0" + b"".join(length_prefixed(part) for part in parts)).digest()
 
@@ -239,7 +241,7 @@ def gpu_nonce(data: bytes) -> bytes:
 
 
 def check_binding(bound: pb.BoundEvidence, key: bytes, run_id: bytes, nonce: bytes) -> None:
-    """What the sender says the evidence was made for, before any hardware signature is looked at. Raises AttestationError."""
+    """Check the sender's statement of peer, run and challenge before any hardware signature. Raises AttestationError."""
     if bound.key != key:
         raise AttestationError(Code.PEER, "this evidence was made for another peer")
     if bound.run != run_id:
@@ -249,7 +251,7 @@ def check_binding(bound: pb.BoundEvidence, key: bytes, run_id: bytes, nonce: byt
 
 
 def summary(claims: Claims, peer: str, nonce: bytes, valid_until: int) -> pb.Attestation:
-    """What a commit keeps of a verdict."""
+    """Return the part of a verdict that a commit records."""
     return pb.Attestation(
         peer=peer,
         nonce=nonce,

@@ -1,9 +1,9 @@
-"""The commit chain: a run is a log, and a commit proves itself.
+"""Commit chain: a run is a log, and every commit can be verified from the log alone.
 
-`compose` is the one function that makes a commit from what was gathered; the round machine closes a round with it. `extend`
-verifies one: it folds the commit's own statements through the table of rules, composes again, and compares. Invariants of
-a chain: commit t names the digest of commit t-1; counted clusters are on the roster that commit t-1 named; every sample position
-is counted at most once (ledger.py); a commit that counts nobody changes nothing but who is there.
+`compose` is the only function that makes a commit from a pool of statements; the round machine closes a round with it.
+`extend` verifies a commit: it folds the commit's statements through the table of rules, composes again, and compares.
+Invariants: commit t names the digest of commit t-1; counted clusters are on the roster of commit t-1; every sample
+position is counted at most once (data_leases.py); a commit that counts no cluster changes only the roster.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Set
@@ -41,22 +41,23 @@ __all__ = [
 MISSED_COMMITS = 2
 """So many counting commits in a row without being counted take a cluster off the roster …"""
 LONGEST_REST = 6
-"""… for 2 ** removals commits, at most for 2 ** this."""
+"""Largest exponent of the rest: it lasts 2 ** removals commits, and at most 2 ** this."""
 LEASE_PHASES = 4
 """Phases of samples leased ahead: the one in flight, the one running, and two that a commit may exclude."""
 NEWCOMER_SHARE = 8
-"""An open run seats at most one new cluster for so many on the roster that stand fully, but always min_clusters."""
+"""An open run seats at most one new cluster per this many clusters of full reputation on the roster, but always
+min_clusters."""
 
 
 @dataclass(frozen=True)
 class Closing:
-    """What the coordinator's clocks say when a round closes. Numbers for people, certificates and the next deadlines."""
+    """Times measured by the coordinator when a round closes: for people, certificates and the next deadlines."""
 
     at_ms: int
     """Wall clock, milliseconds since 1970; never below the last commit's."""
     open_ms: int = 0
     collect_ms: int = 0
-    """Until more than half of the roster had contributed; 0: not measured."""
+    """Time until more than half of the roster had contributed; 0: not measured."""
     vote_ms: int = 0
 
 
@@ -132,8 +133,8 @@ def compose(manifest: Manifest, head: Head, gathered: Gathered, closing: Closing
 
 
 def _losses(gathered: Gathered) -> dict[str, float]:
-    """Held-out losses by cluster, of who measured two that of its replay. In the order of names: whoever composes again has the
-    statements in another order than they came in, and a median of 0 and -0 shows it."""
+    """Return held-out losses by cluster, in the order of names; a replay's loss replaces the first one. The order matters:
+    a verifier has the statements in another order, and the median of 0 and -0 depends on it."""
     reports = [single(slot) for _, slot in sorted(gathered.reports.items())]
     return {report.peer: report.body.evaluation_loss for report in reports if report and report.body.evaluated}
 
@@ -143,7 +144,7 @@ DEADLINE_HISTORY = 8
 
 
 def _remember(history: tuple[int, ...], milliseconds: int, result: Tally) -> tuple[int, ...]:
-    """Only rounds that counted somebody teach deadlines."""
+    """Return the history with a new duration. Deadlines learn only from rounds that counted a cluster."""
     return (*history, milliseconds)[-DEADLINE_HISTORY:] if milliseconds and result.counted else history
 
 
@@ -163,7 +164,7 @@ LISTS: Mapping[str, pb.Kind] = {
 
 
 def _packed(gathered: Gathered) -> dict[str, Any]:
-    """The commit's lists of statements, and the keys of their signers: a key stands once, however much it signed."""
+    """Return the commit's lists of statements, and the keys of their signers. A key occurs once, for all its statements."""
     lists = {name: _statements(getattr(gathered, name)) for name in LISTS}
     keys = sorted({statement.envelope.key for statements in lists.values() for statement in statements})
     index = {key: number for number, key in enumerate(keys)}
@@ -189,7 +190,7 @@ def _counted(gathered: Gathered, result: Tally, says: Mapping[str, int]) -> list
 
 
 def valid_attestations(head: Head, attested: Iterable[pb.Attestation], now_ms: int) -> dict[str, pb.Attestation]:
-    """By peer: the newest verdicts, without those that have expired."""
+    """Return the newest verdicts by peer, without expired ones."""
     newest = {**head.attestations, **{item.peer: item for item in attested}}
     return {peer: item for peer, item in newest.items() if item.valid_until_ms > now_ms}
 
@@ -197,9 +198,9 @@ def valid_attestations(head: Head, attested: Iterable[pb.Attestation], now_ms: i
 @dataclass(frozen=True)
 class Seating:
     clusters: Mapping[str, Cluster]
-    """That take a seat now, or keep theirs anew."""
+    """Clusters that take a seat now, or renew theirs."""
     state: bytes
-    """The state root that the open round starts from; empty: nobody whose word counts says it."""
+    """State root that the open round starts from; empty: no trusted cluster reports one."""
 
 
 def seats(
@@ -211,11 +212,11 @@ def seats(
     counting: bool,
     built_on: bytes,
 ) -> Seating:
-    """Return the claims that a commit seats. All have one state, the run's, and are live: an `absent` cluster takes no place, and
-    has no part in the choice of the initial state.
+    """Return the claims that a commit seats. All have one state, the run's, and are live: an `absent` cluster takes no
+    place, and has no part in the choice of the initial state.
 
-    `counting`: the commit counts somebody, who built on `built_on`. One that does not brings a run back when fewer than
-    min_clusters of its roster are heard: then also clusters that rest may claim.
+    `counting`: the commit counts a cluster, which built on `built_on`. A commit that counts none revives a run when
+    fewer than min_clusters of its roster are live: then suspended clusters may claim, too.
     """
     if head.closing(manifest):
         return Seating({}, rules.known_state(manifest, head, gathered))
@@ -235,7 +236,8 @@ def seats(
     if manifest.admission.policy == "open":
         whole = standing.total(manifest, head.standings, head.roster) // max(1, manifest.standing.rounds)
         most = max(manifest.rounds.min_clusters, whole // NEWCOMER_SHARE)
-        back = [name for name in fresh if name in head.standings]  # who earned something and left takes no newcomer's place
+        # a cluster that returns with reputation takes no newcomer's place
+        back = [name for name in fresh if name in head.standings]
         lot = _lot(head, gathered)
         lots = sorted(set(fresh) - set(back), key=lambda name: sha256(lot, name.encode()))
         fresh = [*sorted(back, key=lambda name: (-head.standings[name].earned, name)), *lots[:most]]
@@ -244,8 +246,8 @@ def seats(
 
 
 def _lot(head: Head, gathered: Gathered) -> bytes:
-    """What newcomers' lots are drawn from: the votes' signatures, which no stranger sees before the commit. Where nobody voted, the
-    head alone, which strangers know when they choose their names."""
+    """Return the seed of the newcomers' lots: the votes' signatures, which no unknown peer sees before the commit. Without
+    votes it is the head alone, which unknown peers know when they choose their names."""
     return sha256(head.digest, *(receipt.signing for receipt in _statements(gathered.receipts)))
 
 
@@ -264,12 +266,14 @@ def genesis_group(manifest: Manifest, complete: Mapping[str, tuple[Cluster, byte
 
 
 def _plurality(manifest: Manifest, head: Head, gathered: Gathered, here: Set[str]) -> bytes:
-    """The state where the run would stand still, and two thirds of those who made it cannot be heard: what most say of the first of
-    these who can be. Only there: a commit that counts nobody while enough are heard leaves it to the next round's reports. And only
-    one that min_clusters of those who are `here` do not deny: the last one who leaves says nothing for those who come back.
+    """Return the state of a run that would stop otherwise, because two thirds of its makers are not live: the majority
+    state of the first group below that has live clusters. This applies only to a commit that counts no cluster while
+    too few are live. At least min_clusters of `here` must not contradict the state: the last cluster that leaves
+    decides nothing for clusters that return.
 
-    Those who made it; the roster; clusters that rest; and where the run's owner named everybody, who claims. Strangers alone never
-    say what an open run's model is: when all who knew it are gone, it waits for one of them.
+    The groups are: makers of the state; the roster; suspended clusters; and, in a run with an allow-list, claiming
+    clusters. Unknown peers alone never define an open run's model. If all peers with the state are gone, the run waits
+    for one of them.
     """
     said = list(rules.told_states(gathered, here).values())
     admitted = gathered.claims if manifest.admission.policy == "allow-list" else ()
@@ -292,9 +296,11 @@ def _next_roster(
     attestations: Mapping[str, pb.Attestation],
     seating: Mapping[str, Cluster],
 ) -> tuple[dict[str, Cluster], Ledger, dict[str, Rest]]:
-    """Who is on the roster of the next round, the ledger after this one, and who must wait before claiming again."""
+    """Return the roster of the next round, the data leases after this round, and the clusters that must wait before they
+    claim again."""
     ledger, leaving, resting = head.ledger, gathered.leaving(), _still_resting(head)
-    # Nobody can claim a seat in the closing round: whom the last trained one counts keeps it, to report what they made.
+    # No cluster can claim a seat in the closing round. Clusters that the last trained round counts keep theirs, to
+    # report their state.
     ended = head.trained + bool(result.counted) >= manifest.rounds.count
     for name, statement in result.counted.items():
         ledger = ledger.settle(name, statement.body.samples_read)
@@ -308,7 +314,8 @@ def _next_roster(
         elif (name not in leaving and admitted) or (ended and name in result.counted):
             roster[name] = replace(cluster, missed=missed)
     for name, cluster in seating.items():
-        # A cluster that restarts claims again: same hosts, same lease. A changed one keeps its lease too.
+        # A cluster that restarts claims again, with the same hosts and lease. A cluster with a new layout keeps its
+        # lease, too.
         known = roster.get(name)
         if name not in leaving and (known or name not in head.roster):
             roster[name] = replace(cluster, joined=known.joined, missed=known.missed) if known else cluster
@@ -360,7 +367,7 @@ def _member(
 
 @dataclass(frozen=True)
 class Taken:
-    """What a commit takes of one cluster."""
+    """One cluster's payload that a commit counts."""
 
     cluster: str
     weight: int
@@ -370,7 +377,7 @@ class Taken:
     """Its author's standing."""
     contribution: pb.Contribution
     digest: bytes
-    """Of the contribution."""
+    """Digest of the contribution."""
 
     @property
     def factor(self) -> float:
@@ -397,7 +404,7 @@ def taken(commit: pb.Commit) -> list[Taken]:
 
 
 def holders(commit: pb.Commit) -> dict[str, list[str]]:
-    """By counted cluster: the clusters whose payloads of it can be fetched, its own and every acceptor's."""
+    """Return, by counted cluster, the clusters that can serve its payloads: itself and every cluster that accepted it."""
     if not commit.receipts:
         return {item.cluster: [item.cluster, *item.contribution.holders] for item in taken(commit)}
     index = {digest: number for number, digest in enumerate(parse(pb.Ballot, commit.ballot.body).contributions)}
@@ -415,7 +422,7 @@ def holders(commit: pb.Commit) -> dict[str, list[str]]:
 
 
 def extend(manifest: Manifest, head: Head, envelope: pb.Envelope | bytes) -> tuple[Head, Statement[pb.Commit]]:
-    """Verify the next commit completely and fold it in. Raises RemoteError with what does not hold."""
+    """Verify the next commit completely and fold it in. Raises RemoteError with the rule that it breaks."""
     commit: Statement[pb.Commit] = open_envelope(envelope, manifest.run_id, (pb.KIND_COMMIT,))
     body = commit.body
     if body.HasField("appointment") and body.appointment != head.appointment:
@@ -435,7 +442,7 @@ def extend(manifest: Manifest, head: Head, envelope: pb.Envelope | bytes) -> tup
 
 
 def _gather(manifest: Manifest, head: Head, commit: pb.Commit) -> Gathered:
-    """Fold a commit's own statements through the rules. Raises RemoteError at the first that may not stand there."""
+    """Fold a commit's statements through the rules. Raises RemoteError at the first invalid one."""
     verdicts = {item.peer: item for item in commit.attested}
     if verdicts and not manifest.attestation.kinds:
         raise RemoteError(

@@ -1,4 +1,4 @@
-"""Committees: voters that are drawn by voting weight from a seed that nobody knew before."""
+"""Committees: voters drawn by voting weight, from a seed that was unpredictable before."""
 
 from bisect import bisect_right
 from collections import Counter

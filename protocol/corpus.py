@@ -1,15 +1,16 @@
-"""A corpus: what a run trains on, named by digest. And the order in which its samples are read.
+"""Corpus: the training data of a run, named by digest, and the order in which its samples are read.
 
-A corpus is a document that names shards, its tokens in order, each by its digest; a run's manifest names the document by *its*
-digest (`data.digest`), so what every cluster reads follows from the run id. Documents were dealt to the shards by their hashes: a
-shard is a fair sample of the whole, and no document lies in two. Which documents are held out follows from their hashes too.
+A corpus is a document that lists data shards, which contain its tokens in order, by digest. A run's manifest names the
+document by *its* digest (`data.digest`), so the run id fixes what every cluster reads. Hashes of documents decide their
+shards: a shard is a fair sample of the whole, and no document is in two. Hashes also decide which documents are held
+out.
 
-A sample is sequence_length + 1 tokens of one shard. Positions (ledger.py) visit the shards in an order that changes every epoch,
-and each shard's samples in another: neighbouring positions need one shard, or two.
+A sample is sequence_length + 1 tokens of one shard. Positions (data_leases.py) visit the shards in an order that
+changes every epoch, and the samples of each shard in another: neighbouring positions need one shard, or two.
 
-A corpus of conversations (`Corpus.chat`) also says which tokens are trained on: what is answered. Its shards are rows of
-sequence_length + 1 tokens, and behind the tokens lie the rows' masks. A row holds whole conversations, one after the other, each
-attending to what stands before it in the row, and is filled up with end tokens that nobody trains on.
+A corpus of conversations (`Corpus.chat`) also marks the tokens to train on: the answers. Its shards are rows of
+sequence_length + 1 tokens, followed by the rows' masks. A row contains whole conversations, each of which attends to
+earlier ones in the row, and ends with padding of end tokens without loss.
 """
 
 import json
@@ -44,7 +45,7 @@ __all__ = [
 ]
 
 BYTES = "bytes"
-"""The tokenizer of a corpus whose tokens are the bytes of its text; 0, which no text holds, ends a document."""
+"""Name of the tokenizer of a corpus whose tokens are bytes of text; 0, which no text contains, ends a document."""
 TEMPLATE_DATE = "2024-07-26"
 """Date that the clock of a chat template shows, so that the same files make the same corpus on any day. Llama 3.1 writes this
 date by default."""
@@ -60,19 +61,20 @@ class _Section(BaseModel):
 
 class Shard(_Section):
     digest: Digest
-    """Of the blob with its tokens, little-endian, `Corpus.token_bytes` each; then its rows' masks, where there are any."""
+    """Digest of the blob with its tokens, little-endian, `Corpus.token_bytes` each, followed by the rows' masks, if any."""
     tokens: Annotated[int, Field(gt=0, le=1 << 40)]
 
 
 class Chat(_Section):
-    """How conversations became tokens, and what became of those that are too long: none is cut within an answer."""
+    """Settings that turned conversations into tokens, and counts of those left out for their length: none is cut within an
+    answer."""
 
     sequence_length: Annotated[int, Field(gt=0, le=limits.CHAT_TOKENS)]
     """Rows have one token more; a run trains on sequences of this length."""
     template: Annotated[str, Field(min_length=1, max_length=limits.TEMPLATE_CHARACTERS)]
     """The tokenizer's chat template, in Jinja."""
     special_tokens: dict[Annotated[str, Field(pattern=r"^(bos|eos|unk|pad)_token$")], Annotated[str, Field(max_length=256)]]
-    """What the template calls so."""
+    """Special tokens, by their names in the template."""
     date: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d$")]
     """Date that the template's clock showed."""
     trained: Number
@@ -82,9 +84,9 @@ class Chat(_Section):
     too_long: Number
     """Left out: not even their first answer fits."""
     unanswered: Number
-    """Left out: nobody answers in them."""
+    """Conversations left out because they contain no answer."""
     spelling: Number
-    """Left out: their text spells a special token, which would end an answer that goes on."""
+    """Conversations left out because their text contains a special token, which would end an answer early."""
     unreadable: Number
     """Left out: they are no messages of text."""
     refused: Number
@@ -101,7 +103,7 @@ class Chat(_Section):
 
     @property
     def mask_bytes(self) -> int:
-        """Of a row: a bit for each token, the first the highest of the first byte."""
+        """Return the bytes of a row's mask: one bit per token, the first token in the highest bit of the first byte."""
         return -(-self.width // 8)
 
 
@@ -116,11 +118,11 @@ class Corpus(_Section):
     held_out_every: Annotated[int, Field(ge=2, le=1 << 32)]
     """One document of so many is held out, by its hash."""
     chat: Chat | None = None
-    """Of conversations; None: every token is trained on."""
+    """Settings of a corpus of conversations. None: every token is trained on."""
     documents: Number
-    """For training, …"""
+    """Number of documents for training."""
     held_out_documents: Number
-    """… and held out."""
+    """Number of held-out documents."""
     training: Annotated[tuple[Shard, ...], Field(min_length=1, max_length=limits.SHARDS)]
     held_out: Annotated[tuple[Shard, ...], Field(min_length=1, max_length=limits.SHARDS)]
 
@@ -152,13 +154,13 @@ class Corpus(_Section):
         return token_bytes(self.vocabulary_size)
 
     def size(self, shard: Shard) -> int:
-        """Of its blob, in bytes."""
+        """Return the size of a shard's blob in bytes."""
         masks = 0 if self.chat is None else shard.tokens // self.chat.width * self.chat.mask_bytes
         return shard.tokens * self.token_bytes + masks
 
     @property
     def tokens(self) -> int:
-        """For training."""
+        """Return the number of tokens for training."""
         return sum(shard.tokens for shard in self.training)
 
     @property
@@ -199,13 +201,13 @@ def samples_in(manifest: Manifest, shard: Shard) -> int:
 
 
 def order_of(manifest: Manifest, corpus: Corpus, cluster: str = "") -> "Order":
-    """In which the run reads its training shards; a cluster its own, where data are private."""
+    """Return the order in which the run reads its training shards; on private data each cluster has an order of its own."""
     seed = int.from_bytes(sha256(b"dilocox private", cluster.encode())[:4], "big") if cluster else 0
     return Order([samples_in(manifest, shard) for shard in corpus.training], manifest.data.seed ^ seed)
 
 
 def check_private(manifest: Manifest, shared: Corpus, own: Corpus) -> None:
-    """Raises ConfigError where a cluster's own corpus does not speak the run's tokens, or is too little to train on."""
+    """Raise ConfigError if a cluster's private corpus has another tokenizer than the run, or is too small to train on."""
     if (own.tokenizer, own.end_token) != (shared.tokenizer, shared.end_token):
         raise ConfigError(
             f"the private data were built with tokenizer {own.tokenizer}, and the run's is {shared.tokenizer}: build them with the"
@@ -225,7 +227,7 @@ def check_private(manifest: Manifest, shared: Corpus, own: Corpus) -> None:
 
 
 def check_enough(manifest: Manifest, own: Corpus) -> None:
-    """Raises ConfigError where a cluster's own corpus makes no batch."""
+    """Raise ConfigError if a cluster's private corpus contains no whole batch."""
     samples, width = sum(samples_in(manifest, shard) for shard in own.training), manifest.model.sequence_length + 1
     if samples < manifest.training.batch_size:
         raise ConfigError(
@@ -239,12 +241,12 @@ def _layout(chat: Chat) -> tuple[int, str, dict[str, str], str]:
 
 
 def token_bytes(vocabulary_size: int) -> int:
-    """Of a token on disk."""
+    """Return the bytes of a token on disk."""
     return next(size for size in (1, 2, 4) if vocabulary_size <= 1 << 8 * size)
 
 
 class Order:
-    """Where the sample at each position lies."""
+    """Order of samples: shard and offset of each position."""
 
     def __init__(self, samples: Sequence[int], seed: int) -> None:
         """`samples`: of each shard."""
@@ -272,7 +274,7 @@ class Order:
         return order[place], epoch * self.total + ends[place]
 
     def shards(self, first: int, end: int) -> Iterator[int]:
-        """Of the positions `first` … `end`, in the order in which they are read."""
+        """Yield the shards of positions `first` … `end`, in reading order."""
         while first < end:
             shard, first = self.stretch(first)
             yield shard

@@ -1,5 +1,6 @@
-"""How much what counts may do: weights, and clips in total and tensor by tensor. Integers from what was announced, so everybody has
-the same: the commit carries weights and clips in total, and who applies it reads those of tensors off the counted leaves.
+"""Weights of counted clusters, and clips of payloads and tensors. Integers from announced values, so every peer computes
+the same. The commit contains weights and clips of payloads; a peer that applies it computes clips of tensors from the
+counted payload indexes.
 
     weight          tokens, at most as many lower medians of the counted ones' tokens as the cap says, times the author's share of
                     what there is to earn; the cap rises from rounds.weight_cap to EARNED_CAP by rounds in which a
@@ -8,9 +9,10 @@ the same: the commit carries weights and clips in total, and who applies it read
     clip of tensor  norm codes above tensor_clip_ratio medians of the counted ones' norms of that tensor, or the clip in total
                     where that is larger
 
-Medians are by standing (standing.py). Who sends nothing has no say in one: half could kill everybody's work with zeros. Where more
-than half send nothing of a tensor, what the others send of it is measured by what the median payload is, weight by weight, on
-average: a tensor that is silent for most is no free place for one.
+Medians are weighted by reputation (reputation.py). A cluster that sends nothing has no influence on a median: otherwise
+half of the roster could stop all progress with zeros. If more than half send nothing of a tensor, the average size of
+the median payload, weight by weight, replaces the median: a tensor that most clusters skip gives no freedom to the
+others.
 """
 
 import math
@@ -30,7 +32,8 @@ EARNED_CAP = 4.0
 
 
 def weights(manifest: Manifest, tokens: Mapping[str, int], standings: Mapping[str, Record]) -> dict[str, int]:
-    """In the mean, by cluster. What a cap takes off is not owed to anybody: nothing of the payload is cut off."""
+    """Return each cluster's weight in the mean. The part above a cap does not return to error feedback: the whole payload is
+    applied."""
     says = by_standing(manifest, standings, tokens)
     middle, most = norms.lower_median(list(tokens.values()), list(says.values())), max(1, manifest.standing.rounds)
     caps = {name: _cap(manifest, standings.get(name) or newcomer(manifest)) for name in tokens}
@@ -39,7 +42,7 @@ def weights(manifest: Manifest, tokens: Mapping[str, int], standings: Mapping[st
 
 
 def _cap(manifest: Manifest, record: Record) -> float:
-    """What this one has earned."""
+    """Return the cap that this record has earned."""
     first, most = manifest.rounds.weight_cap, manifest.standing.rounds
     earned = max(0.0, EARNED_CAP - first) * min(record.scored, record.earned) / most if most else 0.0
     return first and first + earned
@@ -67,20 +70,20 @@ def cut(manifest: Manifest, code: int, median: int) -> float:
 
 @dataclass(frozen=True)
 class Announced:
-    """What a counted contribution says of its size."""
+    """Sizes that a counted contribution announces."""
 
     norm: int
     """Norm code of all of it."""
     clip: int
-    """In total."""
+    """Clip of the whole payload."""
     say: int
     """Its author's standing."""
     tensors: Sequence[bytes]
-    """By stage: a norm code for each tensor."""
+    """Norm codes of the tensors, by stage."""
 
 
 def tensor_clips(manifest: Manifest, counted: Sequence[Announced]) -> list[list[bytes]]:
-    """For each of the counted, by stage: by how many codes each tensor is clipped, a byte each."""
+    """Return the codes by which each tensor is clipped, a byte each, for each counted contribution and stage."""
     if not manifest.rounds.tensor_clip_ratio:
         return [[bytes([each.clip]) * len(codes) for codes in each.tensors] for each in counted]
     says = [each.say for each in counted]
@@ -109,7 +112,7 @@ def _excess(codes: bytes, bounds: bytes, total: int) -> bytes:
 
 @cache
 def _averages(model: Model) -> tuple[tuple[int, ...], ...]:
-    """By stage and tensor: codes that a tensor's share of a payload's norm lies below it, were all weights to move alike (<= 0)."""
+    """Return, by stage and tensor, the codes of its part in a payload's norm, if all weights moved alike (<= 0)."""
     sizes = [[spec.elements for spec in stage_tensors(model, stage)] for stage in range(model.stages)]
     total = sum(map(sum, sizes))
     return tuple(tuple(norms.ratio_codes(math.sqrt(size / total)) for size in stage) for stage in sizes)

@@ -16,7 +16,7 @@ __all__ = ["Identity", "length_prefixed", "sha256", "signed_bytes", "verify"]
 
 DOMAIN = b"dilocox-v1\0"
 LIBP2P = b"\x08\x01\x12\x40"
-"""Of its form of a key, before seed ‖ public key: `Type = Ed25519`, `Data` of 64 bytes."""
+"""Prefix of libp2p's form of a key, before seed ‖ public key: `Type = Ed25519`, `Data` of 64 bytes."""
 
 
 def sha256(*parts: bytes) -> bytes:

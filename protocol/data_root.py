@@ -1,4 +1,4 @@
-"""What a commit's data root is over: so that a share of anything that it counted is proved by the commit alone.
+"""Data root of a commit: it covers all counted bytes, so the commit alone proves an erasure shard of any of them.
 
     blob      the tree over its shares                                          (shares.py)
     work      the tree over the roots of a contribution's blobs: of its leaves first, then of its payloads, by stage
@@ -6,8 +6,9 @@
 
     statement    SHA-256("dilocox-data-v1" ‖ 0 ‖ digest of the statement)
 
-A leaf names the root of its payload's shares, and a contribution that of its work: who votes makes the shares of what it judges,
-and refuses who announces others. A blob that nobody shares, for its roster is one peer, has no root, and no place in the tree.
+A payload index names the root of its payload's shards, and a contribution the root of its work. A voter makes the
+shards of what it judges, and rejects a contribution that announces other ones. With a roster of one peer, blobs have no
+shards, no root, and no place in the tree.
 """
 
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ __all__ = ["check_root", "check_work", "commit_tree", "ways", "work_root"]
 
 
 def work_root(listed: bytes, leaves: Sequence[pb.Leaf]) -> bytes:
-    """Of a contribution; `listed`: the root over the shares of its leaves."""
+    """Return the root of a contribution's work. `listed`: root over the shards of its payload index."""
     return _work(listed, leaves).root
 
 
@@ -31,19 +32,20 @@ def _work(listed: bytes, leaves: Sequence[pb.Leaf]) -> Tree:
 
 
 def _roots(listed: bytes, leaves: Sequence[pb.Leaf]) -> list[bytes]:
-    """Of a contribution's blobs; empty: nobody shares it."""
+    """Return the roots of a contribution's blobs; empty: it has no shards."""
     return [listed, *(leaf.shares for leaf in leaves)]
 
 
 def ways(listed: bytes, leaves: Sequence[pb.Leaf]) -> list[list[bytes]]:
-    """Siblings from the root of each blob, of the leaves first, to that of the work; none for what nobody shares."""
+    """Return the siblings from the root of each blob, the payload index first, to the root of the work; empty without
+    shards."""
     work, roots = _work(listed, leaves), _roots(listed, leaves)
     return [work.proof(sum(map(bool, roots[:index]))) if root else [] for index, root in enumerate(roots)]
 
 
 def check_work(body: pb.Contribution, listed: bytes, leaves: Sequence[pb.Leaf]) -> None:
-    """Whether a contribution names the root of its work, as far as its leaves tell; `listed`: empty, where nobody shares them.
-    Raises RemoteError."""
+    """Check that a contribution names the root of its work, as far as its payload index shows. `listed`: empty without
+    shards. Raises RemoteError."""
     if body.shares and body.shares != work_root(listed, leaves):
         raise RemoteError(
             pb.REASON_SHARES, "the root that it names is not over the shares of its leaves and of what they announce"

@@ -1,4 +1,4 @@
-"""How long is waited for contributions and votes: what they took in the last rounds says it, within the manifest's bounds."""
+"""Deadlines for contributions and votes, learned from the last rounds, within the manifest's bounds."""
 
 import statistics
 from collections.abc import Sequence
@@ -11,16 +11,16 @@ __all__ = ["DEADLINE_FLOOR_SECONDS", "deadline_seconds", "full_deadline", "vote_
 DEADLINE_SPREADS = 8.0
 """A round is late after median + this many median absolute deviations of the last rounds …"""
 DEADLINE_SLACK = 2.0
-"""… but never before this multiple of the median: short rounds have tiny deviations."""
+"""Lower bound of a deadline, as a multiple of the median: short rounds have tiny deviations."""
 DEADLINE_FLOOR_SECONDS = 10.0
 """Below this a deadline would measure the scheduler, not the peers."""
 DEADLINE_PATIENCE = 4.0
-"""While not even half of the roster has contributed, the deadline is so many times as long: a round that slows down for all is no
-reason to leave most behind."""
+"""Factor of the deadline while less than half of the roster has contributed: a round that is slow for all should not leave
+most clusters behind."""
 
 
 def deadline_seconds(history: Sequence[float], upper_bound: float) -> float:
-    """How long to wait for something that took `history` seconds in the last rounds: median + k·MAD, within bounds."""
+    """Return the deadline after durations of `history` seconds: median + k·MAD, within bounds."""
     if not history:
         return upper_bound
     median = statistics.median(history)
@@ -30,11 +30,11 @@ def deadline_seconds(history: Sequence[float], upper_bound: float) -> float:
 
 
 def vote_seconds(head: Head, manifest: Manifest) -> float:
-    """How long votes are waited for; the ballot says it."""
+    """Return the seconds for voting; the ballot contains them."""
     return deadline_seconds([ms / 1000 for ms in head.vote_history], manifest.rounds.vote_seconds)
 
 
 def full_deadline(head: Head, manifest: Manifest) -> float:
-    """How long a round may take when it goes much slower than it used to: everybody's machine may be busy."""
+    """Return the seconds for a round that is much slower than usual: every machine may be busy."""
     upper = manifest.rounds.deadline_seconds
     return min(upper, DEADLINE_PATIENCE * deadline_seconds([ms / 1000 for ms in head.collect_history], upper))

@@ -1,10 +1,10 @@
-"""Whose fault it is.
+"""Errors, by the side that caused them.
 
 DilocoxError
-├── LocalError          ours: configuration, disk, a bug; says what to do
+├── LocalError          this side: configuration, disk, a bug; contains what to do
 │   ├── ConfigError     a run file, a flag or a folder that cannot be used
-│   └── PortError       an address of this machine that we cannot listen on
-└── RemoteError         theirs: something that arrived breaks a rule; carries the Reason it is recorded under
+│   └── PortError       an address of this machine that cannot be used
+└── RemoteError         the other side: something that arrived breaks a rule; contains the Reason for the record
 """
 
 from dilocox.protocol.pb import messages_pb2 as pb
@@ -13,7 +13,7 @@ __all__ = ["ConfigError", "DilocoxError", "LocalError", "PortError", "RemoteErro
 
 
 def reason_name(reason: pb.Reason) -> str:
-    """`REASON_NORM_TOO_LARGE` -> `norm-too-large`, the form shown to people."""
+    """Return the form of a reason for people: `REASON_NORM_TOO_LARGE` -> `norm-too-large`."""
     return pb.Reason.Name(reason).removeprefix("REASON_").lower().replace("_", "-")
 
 
@@ -22,7 +22,7 @@ class DilocoxError(Exception):
 
 
 class LocalError(DilocoxError):
-    """Our side cannot go on; the message says what failed and one action."""
+    """Error of this side: it cannot continue. The message contains what failed and one action."""
 
 
 class Diverged(LocalError):
@@ -37,7 +37,7 @@ class ConfigError(LocalError):
 
 
 class PortError(LocalError):
-    """Somebody else listens there, or the address is not this machine's, or not this user's to open."""
+    """Error: another process uses the port, or the address is not this machine's, or this user may not open it."""
 
 
 class RemoteError(DilocoxError):

@@ -1,5 +1,5 @@
-"""What happens to a node and at a coordinator, as typed events with a line for people: log, status, API and `dilocox events`
-show the same sentence. A cluster is named by its id."""
+"""Events of nodes and coordinators, typed, each with a sentence. Log, status, API and `dilocox events` show the same
+sentence; it names a cluster by its id."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -110,7 +110,7 @@ class NotCounted(Event):
 
 @dataclass(frozen=True)
 class Missed:
-    """Who of the roster a commit did not count."""
+    """Clusters of the roster that a commit did not count."""
 
     cluster: str
     reason: str
@@ -140,7 +140,8 @@ class NobodyCounted(Event):
 
     @classmethod
     def by(cls, commit: pb.Commit) -> list[Event]:
-        """Nothing where it counts somebody, or cannot: the first and the closing one."""
+        """Return events for a commit that counted no cluster although it could have: neither the first nor the closing
+        one."""
         return [cls(commit.round, missed(commit))] if commit.round and not commit.counted and not commit.closing else []
 
 
@@ -149,7 +150,7 @@ class Audited(Event):
     kind = "audited"
     round: int
     cluster: str
-    """Whose work of that round this node was drawn to audit."""
+    """Cluster whose work of that round this node audits."""
     found: str
     """`equal`, `near`, `differs`, `unserved`, `malformed`; `nothing` where this machine could not."""
     why: str
@@ -209,7 +210,7 @@ class RunFinished(Event):
 class CoordinatorAway(Event):
     kind = "coordinator-away"
     seconds: float
-    """Since it was heard."""
+    """Seconds since its last heartbeat."""
 
     def line(self) -> str:
         return f"the coordinator was not heard for {self.seconds:,.0f} s"
@@ -255,12 +256,12 @@ class Arrival:
 
     cluster: str
     seconds: float
-    """Since the round was opened."""
+    """Seconds since the start of the round."""
 
 
 @dataclass(frozen=True)
 class RoundOpen(Event):
-    """Told when the sentence changes."""
+    """Open round; published when its sentence changes."""
 
     kind = "round-open"
     round: int
@@ -329,7 +330,7 @@ class BallotOpened(Event):
     round: int
     contributions: int
     seconds: float
-    """Since the round was opened."""
+    """Seconds since the start of the round."""
     last: tuple[Arrival, ...]
     """The contributions that came last, the latest at the end."""
 
@@ -390,4 +391,4 @@ _TOLD = (
     DiskLow,
 )
 NOTABLE = frozenset(each.kind for each in _TOLD)
-"""Kinds of which an operator who is not there wants to be told (`--notify`)."""
+"""Kinds of events that `--notify` sends to an absent operator."""

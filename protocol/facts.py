@@ -1,4 +1,4 @@
-"""What the node's machine (member.py) is told, and what it asks for."""
+"""Inputs and effects of the member machine (member.py)."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -72,7 +72,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class StateReady:
-    """Every worker holds the state before a round."""
+    """Input: every worker has loaded the state before a round."""
 
     round: int
     root: bytes
@@ -100,14 +100,14 @@ class PhaseEnded:
     effective_rank: float
     error: float
     audit: bytes = b""
-    """Blob digest of its marks, where the run audits."""
+    """Digest of the blob with its audit checkpoints, if the run audits."""
     shares: bytes = b""
-    """Root over the shares of its leaves and payloads, where the run keeps any."""
+    """Root over the shards of its payload index and payloads, if the run has shards."""
     holders: tuple[str, ...] = ()
-    """Peers that keep its payloads for us, where nobody can dial us."""
+    """Relays that store its payloads, if this node is not reachable."""
 
     def contribution(self, head: Head, cluster: Cluster) -> pb.Contribution:
-        """What our cluster says of it in the open round."""
+        """Return this cluster's contribution to the open round."""
         return pb.Contribution(
             round=head.round,
             head=head.digest,
@@ -143,7 +143,7 @@ class CheckInput:
 
 @dataclass(frozen=True)
 class Signed:
-    """What `Sign` asked for, on disk; at a start also what an earlier life signed."""
+    """Input: a statement that `Sign` requested is durable; at a start, also one of an earlier incarnation."""
 
     statement: Statement[Any]
 
@@ -162,7 +162,7 @@ class Answered:
 
 @dataclass(frozen=True)
 class Differs:
-    """The coordinator says that our report differs from others'."""
+    """Input: the coordinator reports that this cluster's state report differs from others."""
 
     round: int
 
@@ -177,7 +177,7 @@ class Rechecked:
 
 @dataclass(frozen=True)
 class Attestation:
-    """Where the run asks for evidence: whether ours holds, and why not."""
+    """Input: whether this peer's evidence holds, and the reason if not; only in a run that requires evidence."""
 
     holds: bool
     why: str = ""
@@ -185,7 +185,7 @@ class Attestation:
 
 @dataclass(frozen=True)
 class Laid:
-    """The lead laid its cluster out over these boxes."""
+    """Input: the lead host has a new layout for these hosts."""
 
     hosts: tuple[HostRange, ...]
 
@@ -242,7 +242,7 @@ class Measure:
 
     contribution: Statement[pb.Contribution]
     own: Statement[pb.Contribution]
-    """Our own."""
+    """Contribution of this cluster."""
     clip: int
     """Norm codes by which it is above the round's bound."""
     positions: tuple[int, ...]
@@ -266,7 +266,7 @@ class Resynchronise:
 
 @dataclass(frozen=True)
 class Halt:
-    """This node must not go on: the sentence holds the evidence."""
+    """Effect: the node must stop. The sentence contains the evidence."""
 
     why: str
 

@@ -1,7 +1,6 @@
-"""What is wrong with a run that a run file can say, or odd: looked at before minutes are lost. Pure; what machines lack is found by
-node/check.py.
+"""Checks of a run file before the run costs time. Pure; node/preflight checks machines.
 
-WRONG: the run cannot begin, or cannot go on. ODD: it can, and hardly anybody means it.
+WRONG: the run cannot begin, or cannot continue. ODD: it can, but the setting is probably a mistake.
 """
 
 from collections.abc import Iterator
@@ -26,14 +25,15 @@ class Level(Enum):
 class Finding:
     level: Level
     about: str
-    """A key of the run file, such as rounds.count, or what of this machine or the network was looked at."""
+    """Key of the run file, such as rounds.count, or the checked part of the machine or network."""
     says: str
     do: str = ""
     """One thing to do."""
 
 
 SCHEDULE_SLACK = 1.25
-"""total_steps may be so many times the rounds' steps, or the other way round, before the cosine ends noticeably elsewhere."""
+"""Largest ratio between total_steps and the rounds' steps, in both directions, before the cosine ends noticeably
+elsewhere."""
 LARGE_ADAMW, LARGE_MUON, LARGE_OUTER = 0.1, 0.5, 2.0
 """Learning rates above which nothing we know of trains."""
 
@@ -54,7 +54,7 @@ def initial_state(model: Model, made: str) -> Finding:
 
 
 def of_run(manifest: Manifest) -> list[Finding]:
-    """In the order of a run file's sections."""
+    """Return the findings, in the order of a run file's sections."""
     return [*_admission(manifest), *_training(manifest), *_compression(manifest), *_rounds(manifest), *_attestation(manifest)]
 
 

@@ -1,7 +1,8 @@
-"""What has been accepted since the last commit: sets of statements, the same in any order of arrival.
+"""Pool of statements accepted since the last commit: sets that do not depend on the order of arrival.
 
-A *slot* is what a signer may say once: its claims and leaves by serial, its contribution and receipt by round, its state report by
-round and kind. Two different statements in one slot are kept, because together they prove equivocation; then neither counts.
+A *slot* contains what a signer may state once: claims and departures by serial, contribution and vote by round, state
+report by round and kind. The pool stores two different statements of one slot, because together they prove
+equivocation; neither counts then.
 """
 
 from collections.abc import Container, Mapping
@@ -21,27 +22,27 @@ Slot = tuple[Statement[Any], ...]
 @dataclass(frozen=True)
 class Gathered:
     claims: Mapping[str, Slot] = field(default_factory=dict)
-    """By peer: the newest serial."""
+    """Claims by peer: the newest serial."""
     clusters: Mapping[str, Slot] = field(default_factory=dict)
-    """By lead: the newest serial."""
+    """Layouts by lead host: the newest serial."""
     leaves: Mapping[str, Slot] = field(default_factory=dict)
-    """By peer: the newest serial."""
+    """Departures by peer: the newest serial."""
     contributions: Mapping[str, Slot] = field(default_factory=dict)
-    """By cluster."""
+    """Contributions by cluster."""
     ballot: Statement[pb.Ballot] | None = None
     voters: tuple[str, ...] = ()
     """Clusters in ballot order, as the ballot was judged: what comes later changes none of them."""
     receipts: Mapping[str, Slot] = field(default_factory=dict)
-    """By cluster."""
+    """Votes by cluster."""
     reports: Mapping[tuple[str, bool], Slot] = field(default_factory=dict)
-    """By cluster and whether replayed."""
+    """State reports, by cluster and by whether they follow a replay."""
     attested: Mapping[str, pb.Attestation] = field(default_factory=dict)
-    """By peer: the coordinator's verdicts since the last commit."""
+    """The coordinator's verdicts since the last commit, by peer."""
     refusals: tuple[pb.Exclusion, ...] = ()
-    """The coordinator's notes, which nobody can check: what it turned away, and who was not heard."""
+    """The coordinator's notes on rejected statements and absent peers; nobody can verify them."""
 
     def claiming(self) -> dict[str, Statement[pb.Claim]]:
-        """By peer: claims that hold, because no leave of the same peer is newer."""
+        """Return valid claims by peer: no departure of the same peer is newer."""
         claims = {peer: claim for peer, slot in self.claims.items() if (claim := single(slot))}
         leaves = {peer: slot[0].body.serial for peer, slot in self.leaves.items()}
         return {peer: claim for peer, claim in claims.items() if claim.body.serial > leaves.get(peer, -1)}
@@ -52,7 +53,7 @@ class Gathered:
         return frozenset(peer for peer, slot in self.leaves.items() if slot[0].body.serial >= serials.get(peer, -1))
 
     def without(self, strangers: Container[str]) -> "Gathered":
-        """What all others said about who is there. None of the strangers is on the roster: their leaves go with their claims."""
+        """Return the pool without claims, layouts and departures of these unknown peers. None of them is on the roster."""
 
         def kept(slots: Mapping[str, Slot]) -> Mapping[str, Slot]:
             return {peer: slot for peer, slot in slots.items() if peer not in strangers}
@@ -79,8 +80,8 @@ def holds(slot: Slot | None, statement: Statement[Any]) -> bool:
 
 
 def put(slots: Mapping[Key, Slot], key: Key, statement: Statement[Any], pinned: bytes = b"") -> dict[Key, Slot] | None:
-    """With the statement in its slot; None where that changes nothing. Of three the two with the smallest digests stay, `pinned`
-    before all."""
+    """Return the slots with the statement, or None if nothing changes. Of three statements the two smallest digests stay;
+    `pinned` always stays."""
     slot = slots.get(key, ())
     if holds(slot, statement):
         return None

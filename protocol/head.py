@@ -1,4 +1,4 @@
-"""What the commits so far imply for the open round: `Head`, the fold over the chain, and the words of a roster."""
+"""`Head`: state of the open round, as a fold over all commits, and the types of a roster."""
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ class HostRange(NamedTuple):
 
 
 def host_ranges(hosts: Iterable[pb.Host]) -> tuple[HostRange, ...]:
-    """As a message names them."""
+    """Return the hosts of a message as ranges."""
     return tuple(HostRange(host.peer, host.first_stage, host.stage_count, host.copy) for host in hosts)
 
 
@@ -38,11 +38,11 @@ def alone(peer: str, stages: int) -> tuple[HostRange, ...]:
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster on a roster. Its id is its lead's peer id: nobody else can speak for it."""
+    """Cluster on a roster. Its id is its lead host's peer id: no other peer can sign for it."""
 
     cluster: str
     hosts: tuple[HostRange, ...]
-    """In stage order; those of copy 0 together tile all stages."""
+    """Hosts in stage order; those of copy 0 together cover all stages."""
     joined: int
     missed: int = 0
     account: bytes = b""
@@ -61,7 +61,7 @@ class Cluster:
 
 
 class Rest(NamedTuple):
-    """What a cluster that was taken off the roster for missing commits must wait for."""
+    """Rest of a cluster that left the roster for missed commits: what it must wait for."""
 
     until: int
     """The first round in which it may claim."""
@@ -77,16 +77,16 @@ class Head:
     coordinator: str
     """Peer id whose signature makes the next commit."""
     term: int = 0
-    """Of the appointment under which it signs; 0: the manifest names it."""
+    """Term of the appointment under which it signs; 0: the manifest names it."""
     appointment: pb.Envelope | None = None
-    """Where the next commit is the first of its term."""
+    """Appointment, if the next commit is the first of its term."""
     roster: Mapping[str, Cluster] = field(default_factory=dict)
-    """By cluster id."""
+    """Clusters by id."""
     ledger: Ledger = field(default_factory=Ledger)
     trained: int = 0
-    """Commits that counted somebody."""
+    """Number of commits that counted a cluster."""
     state: bytes = b""
-    """The state root that the open round starts from, where the chain already says it; else empty."""
+    """State root that the open round starts from, if the chain already contains it; else empty."""
     built_by: frozenset[str] = frozenset()
     """Clusters that the last commit with any counted: they know that state."""
     norm: int = 0
@@ -95,20 +95,20 @@ class Head:
     finished: bool = False
     """The closing commit was made."""
     rank_or_k: int = 0
-    """What the codec keeps in the open round."""
+    """Rank or k of the codec in the open round."""
     inner_steps: int = 0
     """H of the open round."""
     attestations: Mapping[str, pb.Attestation] = field(default_factory=dict)
-    """By peer: what admits the roster, where the run asks for evidence."""
+    """Evidence that admits the roster, by peer, in a run that requires evidence."""
     resting: Mapping[str, Rest] = field(default_factory=dict)
-    """By cluster."""
+    """Suspended clusters by id."""
     collect_history: tuple[int, ...] = ()
     """Milliseconds until more than half of the roster had contributed, of the last rounds that measured it."""
     vote_history: tuple[int, ...] = ()
     standings: Mapping[str, Record] = field(default_factory=dict)
-    """By cluster: of the roster, and of those who left with more than a newcomer has."""
+    """Reputation by cluster: of the roster, and of departed clusters with more than a newcomer's."""
     checks: Mapping[str, Any] = field(default_factory=dict)
-    """By name of a check: what the last commit leaves to it."""
+    """Values that the last commit leaves to each check, by its name."""
 
     @cached_property
     def cluster_by_peer(self) -> Mapping[str, Cluster]:
@@ -116,8 +116,8 @@ class Head:
 
     @cached_property
     def known_peers(self) -> Set[str]:
-        """Who is on the roster, leads a cluster that made the state which the open round starts from, or left with more standing
-        than a newcomer has."""
+        """Return peers of the roster, lead hosts of the clusters that made the open round's starting state, and departed
+        peers with more reputation than a newcomer."""
         return {*self.cluster_by_peer, *self.built_by, *self.standings}
 
     def closing(self, manifest: Manifest) -> bool:
@@ -182,11 +182,12 @@ def _record(standing: pb.Standing) -> Record:
 
 
 def authors(commit: pb.Commit, contributions: Sequence[int]) -> list[str]:
-    """Clusters that signed these of a commit's contributions. Raises IndexError for one that it does not hold."""
+    """Return the clusters that signed these contributions of a commit. Raises IndexError for a number that it does not
+    contain."""
     return [peer_id(author(commit, commit.contributions[index])) for index in contributions]
 
 
 def resting_on(attestations: Mapping[str, pb.Attestation], cluster: Cluster) -> bytes:
-    """What a contribution of this cluster names as the evidence that it rests on; empty where there is none."""
+    """Return the evidence that a contribution of this cluster names; empty if there is none."""
     nonces = [attestations[peer].nonce for peer in cluster.peers if peer in attestations]
     return sha256(*nonces) if nonces else b""

@@ -1,4 +1,4 @@
-"""Names: peer ids, run ids and the join link; and how they and numbers are told to people.
+"""Identifiers: peer ids, run ids and the join link; and readable forms of them and of numbers.
 
 A peer id is libp2p's: base58btc of the identity multihash of the protobuf-wrapped Ed25519 key, hence `12D3Koo…`.
 """
@@ -64,12 +64,12 @@ def key_of_peer(peer: str) -> bytes:
 
 
 def printable(text: str) -> str:
-    """What a stranger wrote, for a terminal or a log: without control characters."""
+    """Return text of an unknown peer without control characters, for a terminal or a log."""
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def several(count: int, one: str, more: str = "") -> str:
-    """For people: "1 worker", "8 workers"; `more`: where that is not `one` with an s."""
+    """Return a number with its noun: "1 worker", "8 workers". `more`: a plural that is not `one` with an s."""
     return f"{count} {one if count == 1 else more or f'{one}s'}"
 
 
@@ -79,13 +79,13 @@ def short(peer: str) -> str:
 
 
 def is_meant(peer: str, said: str) -> bool:
-    """Whether somebody who says this means that peer: its id, how it begins, or the form of tables, with … or ... in the middle."""
+    """Return whether the text names the peer: its id, a beginning of it, or a short form with … or ... in the middle."""
     begin, dots, end = said.replace("...", "…").partition("…")
     return peer.startswith(begin) and peer.endswith(end) if dots else peer.startswith(said)
 
 
 def host_port(host: str, port: int) -> str:
-    """Join a host and a port as gRPC and URLs take them: an IPv6 address stands in brackets."""
+    """Join a host and a port as gRPC and URLs expect them: an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -100,7 +100,7 @@ def shortly(peers: Sequence[str]) -> str:
 
 
 class Way(NamedTuple):
-    """Where somebody may be dialled."""
+    """Address of a peer."""
 
     at: str
     """host:port of a gRPC server."""
@@ -115,7 +115,7 @@ class Way(NamedTuple):
 
     @classmethod
     def parse(cls, at: str, digest: str) -> "Way":
-        """As they stand in a link. Raises ValueError."""
+        """Parse an address of a link. Raises ValueError."""
         if re.fullmatch(r"[0-9A-Za-z_-]{43}", digest) is None:
             raise ValueError("cert= is not a SHA-256 digest in base64url")
         host, _, port = at.rpartition(":")
@@ -138,29 +138,29 @@ def is_local(host: str) -> bool:
 
 @dataclass(frozen=True)
 class JoinLink:
-    """All a stranger needs: `dilocox://RUN_ID@COORDINATOR?at=HOST:PORT&cert=DIGEST&dht=MULTIADDR&dht=…`; `at` and `cert` once for
-    each of several coordinators."""
+    """Join link: `dilocox://RUN_ID@COORDINATOR?at=HOST:PORT&cert=DIGEST&dht=MULTIADDR&dht=…`. `at` and `cert` occur once
+    for each of several coordinators."""
 
     run_id: bytes
     coordinator: str
-    """Its peer id: whatever it says is signed with that key."""
+    """Its peer id: it signs everything with that key."""
     at: str
     """host:port of its gRPC server when the link was made."""
     certificate: bytes
-    """SHA-256 of the DER certificate that this server presents: a digest keeps the link short."""
+    """SHA-256 of the server's DER certificate: a digest makes the link short."""
     dht_addresses: tuple[str, ...] = ()
-    """Where to look for it should it have moved."""
+    """DHT addresses to find it if it has moved."""
     others: tuple[Way, ...] = ()
-    """Where those are that stand by with its key."""
+    """Addresses of standbys with its key."""
 
     @property
     def ways(self) -> tuple[Way, ...]:
-        """To the coordinator, whichever leads."""
+        """Return the addresses of the coordinator, leader and standbys."""
         return (Way(self.at, self.certificate), *self.others)
 
     @property
     def is_local(self) -> bool:
-        """Return whether only the coordinator's own machine can use it."""
+        """Return whether only the coordinator's machine can use the link."""
         return all(is_local(way.endpoint[0]) for way in self.ways)
 
     def __str__(self) -> str:

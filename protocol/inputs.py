@@ -1,4 +1,4 @@
-"""What the coordinator's machine (round.py) is told, and what it asks for."""
+"""Inputs and effects of the coordinator's machine (round_machine.py)."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -32,9 +32,9 @@ class Moment(NamedTuple):
     """When an input came in."""
 
     seconds: float
-    """Monotonic: decides every wait. Means nothing beyond one life of the process."""
+    """Monotonic time; decides every wait. It has no meaning beyond one incarnation of the process."""
     wall_ms: int
-    """Since 1970: a number for commits and certificates."""
+    """Milliseconds since 1970: for commits and certificates."""
 
 
 @dataclass(frozen=True)
@@ -57,21 +57,21 @@ class Refused:
 
 @dataclass(frozen=True)
 class Absent:
-    """The peer is gone, or stands still: it is not waited for."""
+    """Input: the peer is gone or silent; no deadline waits for it."""
 
     peer: str
 
 
 @dataclass(frozen=True)
 class Present:
-    """The peer is heard, and holds the chain that we hold."""
+    """Input: the peer is live, and has the same chain."""
 
     peer: str
 
 
 @dataclass(frozen=True)
 class Attested:
-    """A peer's evidence holds, by the coordinator's verdict."""
+    """Input: the coordinator has verified a peer's evidence."""
 
     attestation: pb.Attestation
 
@@ -83,15 +83,16 @@ class Tick:
 
 @dataclass(frozen=True)
 class Resumed:
-    """The coordinator was away and is back: nobody is heard yet, and waiting starts afresh."""
+    """Input: the coordinator was away and is back. No peer is live yet, and all waits start again."""
 
     healed: bool = False
-    """Its database was restored or mended: more than half of the roster must be heard, however long that takes."""
+    """True if its database was restored or repaired: more than half of the roster must be live first, however long that
+    takes."""
 
 
 @dataclass(frozen=True)
 class Returning:
-    """The round before closed while some were not heard again yet: the log says it to the round that follows."""
+    """Input: some peers were not live again when the last round closed; the log passes this to the next round."""
 
     until: float
     """Monotonic."""
@@ -134,7 +135,7 @@ class SealCommit:
 
 @dataclass(frozen=True)
 class Differ:
-    """These clusters report another state than the run's, or nobody knows yet whose is right: they should replay."""
+    """Effect: these clusters should replay. They report another state than the run's, or no majority exists yet."""
 
     round: int
     clusters: tuple[str, ...]

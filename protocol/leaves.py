@@ -1,4 +1,4 @@
-"""What is asked of a contribution's leaves and payloads: the same for a voter and for `dilocox verify --replay`."""
+"""Checks of a contribution's payload index and payloads: the same for a voter and for `dilocox verify --replay`."""
 
 import math
 from collections.abc import Sequence
@@ -31,19 +31,19 @@ def read_leaves(manifest: Manifest, raw: bytes) -> list[pb.Leaf]:
 
 
 def check_leaves(body: pb.Contribution, leaves: Sequence[pb.Leaf]) -> None:
-    """Whether a contribution says what its leaves say. Raises RemoteError."""
+    """Check that a contribution agrees with its payload index. Raises RemoteError."""
     if sum(leaf.size for leaf in leaves) != body.size:
         raise RemoteError(pb.REASON_SIZE_MISMATCH, "its leaves do not add up to the announced bytes")
     _check_norm(body.norm, math.hypot(*(norm_of(code) for leaf in leaves for code in leaf.norms)))
 
 
 def largest_norm(manifest: Manifest, spec: TensorSpec) -> float:
-    """Of a tensor in a payload."""
+    """Return the largest norm of a tensor in a payload."""
     return min(LARGEST, manifest.largest_rms * math.sqrt(spec.elements))
 
 
 def check_bounds(manifest: Manifest, leaf: pb.Leaf) -> None:
-    """The bound that holds where no median does: in a round of two, or of many that lie. Raises RemoteError."""
+    """Check the bound that needs no median: for rounds of two clusters, or with many liars. Raises RemoteError."""
     for spec, code in zip(stage_tensors(manifest.model, leaf.stage), leaf.norms, strict=True):
         bound = largest_norm(manifest, spec)
         if code > min(norm_code(bound) + TOLERANCE, norm_code(LARGEST)):
@@ -52,14 +52,14 @@ def check_bounds(manifest: Manifest, leaf: pb.Leaf) -> None:
 
 
 def layout_of(manifest: Manifest, stage: int, rank_or_k: int) -> wire.StageLayout:
-    """Of a stage's payload in a round whose codec has this rank or k."""
+    """Return the layout of a stage's payload in a round with this rank or k."""
     shapes = [spec.shape for spec in stage_tensors(manifest.model, stage)]
     return wire.stage_layout(shapes, manifest.compression, rank_or_k)
 
 
 def check_payload(manifest: Manifest, cluster: str, round: int, leaf: pb.Leaf, raw: bytes | memoryview, rank_or_k: int) -> None:
-    """Whether these bytes are what a cluster's leaf of a round announces: its own, of the run's layout, finite, as large as it
-    says. Their digest was checked by who read them. Raises RemoteError."""
+    """Check that these bytes are the announced payload: owner, layout, finite values, size. The reader has checked their
+    digest. Raises RemoteError."""
     if len(raw) != leaf.size:
         raise RemoteError(pb.REASON_SIZE_MISMATCH, "not the announced size")
     owner = wire.owner_of(manifest.run_id, cluster, round, leaf.stage)

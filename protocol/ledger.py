@@ -1,8 +1,9 @@
-"""Who reads which samples, so that nothing is lost or repeated when clusters come and go.
+"""Data leases: which cluster reads which samples, so that none is lost or repeated when clusters join and leave.
 
-Sample positions are 0, 1, 2, …; every position is in exactly one place: counted (in a committed contribution), leased to one
-cluster, free (given back unread), or at or above `cursor` (never leased). A lease is read in order. What an excluded round read
-stays at the front of its lease: that work is in the cluster's error feedback and is counted with its next contribution.
+Sample positions are 0, 1, 2, …; every position is in exactly one place: counted (in a committed contribution), leased
+to one cluster, free (returned unread), or at or above `cursor` (never leased). A lease is read in order. Samples of an
+excluded round stay at the front of its lease: that work is in the cluster's error feedback, and its next contribution
+counts it.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,4 +1,4 @@
-"""Every bound on what arrives from outside: value, unit, reason. `python -m bench.scale --check` holds what they promise."""
+"""Bounds on everything that arrives from outside: value, unit, reason. `python -m bench.scale --check` measures them."""
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -22,7 +22,7 @@ SUBMISSION_BYTES = MIB
 """Largest evidence in its envelope: of a box with eight GPUs."""
 
 WORKER_MESSAGE_BYTES = 64 * MIB
-"""Largest message between a daemon and its own workers: a commit with the digests of what it takes."""
+"""Largest message between a daemon and its workers: a commit with the digests of what it counts."""
 
 CLAIM_BYTES = 512
 """Three digests, an account, two numbers: about 140."""
@@ -58,7 +58,7 @@ LEAVES_BYTES = MIB
 """Largest leaves blob: 1,024 stages of 800 tensors."""
 
 SHARDS = 1 << 14
-"""Of a corpus, for training or held out: a terabyte of text in shards of 64 MiB."""
+"""Most shards of a corpus, for training or held out: a terabyte of text in shards of 64 MiB."""
 
 CORPUS_BYTES = 4 * MIB
 """Largest corpus document: about 120 bytes for each shard."""
@@ -67,10 +67,10 @@ TEMPLATE_CHARACTERS = 1 << 18
 """Largest chat template; those of models with tools are about 10,000."""
 
 TEMPLATE_CPU_SECONDS = 10
-"""For one conversation: a long one takes a hundredth of a second."""
+"""CPU time for one conversation: a long one takes a hundredth of a second."""
 
 TEMPLATE_MEMORY_BYTES = 1024 * MIB
-"""For one conversation, over what a process holds that renders none."""
+"""Memory for one conversation, beyond that of a process that renders none."""
 
 RENDERED_BYTES = 256 * MIB
 """Largest text that a template makes of a conversation, as JSON; conversations are lines of at most 64 MiB."""
@@ -94,10 +94,10 @@ DHT_ADDRESSES = 16
 """Multiaddrs in a peer record: a host has a handful of interfaces."""
 
 COORDINATORS = 8
-"""Of one run, that stand by for each other: a store of five members outlives two of them, and so few must be tried."""
+"""Most coordinators of one run. A store of five members survives the loss of two, and a peer must try them all."""
 
 DHT_RECORD_SECONDS = 600
-"""Longest life of a record in the DHT: twice what ours ask for, whatever its writer asks for."""
+"""Longest life of a record in the DHT: twice what this program requests, whatever its writer requests."""
 
 JOB_BYTES = 2 * MANIFEST_BYTES
 """A manifest as it is signed, an appointment, and a link of half a KiB: 4 KiB where no long list is in it."""
@@ -124,7 +124,7 @@ HOSTS = 128
 """Most boxes of a cluster: the paper's run had 20."""
 
 SCORERS = 128
-"""Most clusters that score one contribution: committees are drawn again by whoever checks a commit."""
+"""Most clusters that score one contribution: every verifier of a commit draws the committees again."""
 
 AUDITORS = 32
 """Most clusters that audit one contribution: each fetches two states from its author."""
@@ -133,19 +133,19 @@ AUDITS = 64
 """Most contributions of one round that are audited: the commits of two rounds name them and their auditors."""
 
 AUDITS_TOLD = 16
-"""Most audits that one receipt tells of: of more, it found nothing."""
+"""Most audits in one vote; further ones count as no finding."""
 
 SAMPLES_TOLD = 16
-"""Most samples that one receipt tells of: of more, it asked nobody."""
+"""Most availability probes in one vote; further ones count as not made."""
 
 AUDIT_DISTANCE = 1e6
-"""Largest distance that an auditor tells, over the way of the stretch: one of 1 is as far off as no step at all."""
+"""Largest distance in an audit, relative to the length of the segment: a distance of 1 is as far as no step at all."""
 
 SEGMENTS = 64
 """Most stretches of a phase: each begins with a state on disk."""
 
 MARKS_BYTES = 4 * MIB
-"""Largest marks blob: 67 marks of 1,024 stages."""
+"""Largest blob of audit checkpoints: 67 checkpoints of 1,024 stages."""
 
 STANDING = 1 << 16
 """Most rounds that there can be to earn."""
@@ -154,21 +154,21 @@ AWAY = 256
 """Clusters that left and whose standing a commit remembers: those with the most."""
 
 ACCOUNTS = 4096
-"""With merit in one run, four for each place on a roster: a commit names them all, in 32 bytes each. One more costs a counted
-round, and later ones earn nothing."""
+"""Most accounts with merit in one run, four for each seat: a commit lists them all, in 32 bytes each. One more costs a
+counted round, and later ones earn nothing."""
 
 HOLDERS = 8
-"""Most peers that keep a contribution's payloads for a cluster that cannot be dialled."""
+"""Most relays that store a contribution's payloads for a cluster that is not reachable."""
 
 CLAIMS = 256
-"""Claims kept for one commit, beyond those of the roster (before the genesis commit as many as a roster has); of more, those with
-the smallest hash of head and digest stay."""
+"""Most claims for one commit, beyond those of the roster (before the genesis commit, as many as a roster has). Of more
+claims, those with the smallest hash of head and digest stay."""
 
 LAYOUTS = 32
 """Layouts of clusters of several boxes kept for one commit, beyond those of the roster."""
 
 FIRST_LAYOUTS = COMMIT_BYTES // (2 * CLUSTER_BYTES)
-"""And for the genesis commit: so many clusters of several boxes can begin a run together, others join later."""
+"""The same for the genesis commit: this many clusters of several hosts can begin a run together; others join later."""
 
 FINDINGS = 16
 """Most findings of a receipt: the worst; other scores lie in a blob."""
@@ -201,16 +201,17 @@ CALL_BYTES = 64
 """A digest: about 34."""
 
 CREDENTIAL_BYTES = 256
-"""What a call says of its caller, in its envelope: about 140. Verdicts are remembered by these bytes."""
+"""Largest caller credential of a call, in its envelope: it is about 140. Verdicts are cached by these bytes."""
 
 CREDENTIALS = 2 * CLUSTERS
-"""Verdicts that one server remembers, the oldest going first: strangers' names are free, and another look costs a signature."""
+"""Most cached verdicts of a server; the oldest go first. Names of unknown peers are free, and another verification costs a
+signature."""
 
 ANSWER_BYTES = 2 * KIB
 """Two digests, four numbers and a sentence."""
 
 TERMS = (1 << 32) - 1
-"""Of coordinators: an owner numbers them by its clock, so that a later appointment is larger wherever it was made."""
+"""Largest term: an owner numbers terms by its clock, so that a later appointment is larger on any machine."""
 
 APPOINTMENT_BYTES = 160
 """Two digests, a peer id and two numbers."""
@@ -238,19 +239,19 @@ FRESH_CONNECTIONS = 64
 """Connections of one network that begin at once with a full budget of calls; later ones begin with none."""
 
 FRESH_CONNECTIONS_PER_SECOND = 5
-"""And so many more a second."""
+"""Refill of FRESH_CONNECTIONS, per second."""
 
 API_FRESH_CONNECTIONS = 400
 """The same for the HTTP API, where a script may open a connection for each request."""
 
 API_FRESH_CONNECTIONS_PER_SECOND = 100
-"""And so many more a second."""
+"""Refill of API_FRESH_CONNECTIONS, per second."""
 
 CALLS_BURST = 100
 """Calls at once on one connection of an unknown peer. A host's workers make the largest honest burst, about 50."""
 
 CALLS_PER_SECOND = 50
-"""And so many more a second: people and scripts ask less often, and a joiner fetches the blobs of 1,024 stages in 20 s."""
+"""Refill of CALLS, per second: people and scripts call less often, and a joiner fetches the blobs of 1,024 stages in 20 s."""
 
 CALLS_WAITING = 100
 """Calls of one connection, or one known peer, that wait for their turn: as many as it may make at once."""
@@ -259,7 +260,7 @@ CALLS_BURST_KNOWN = 2000
 """Calls of one known peer at once: a payload of 1,024 stages is fetched in as many calls."""
 
 CALLS_PER_SECOND_KNOWN = 200
-"""And so many more a second."""
+"""Refill of CALLS_KNOWN, per second."""
 
 CALLS_REFUSED = 100
 """So many more calls refused than not, and a connection is shut down."""
@@ -268,59 +269,60 @@ CALLS_AT_ONCE = 100
 """Streams of one connection: the least that HTTP/2 recommends. Honest daemons need about 50; gRPC refuses more without Python."""
 
 CALL_HEADER_BYTES = 16 * KIB
-"""Headers of one call, and about the memory that one under way takes."""
+"""Headers of one call, and about the memory of one call in progress."""
 
 UNACCOUNTED_BYTES = 256 * KIB
 """Bytes that an unknown peer's connection may send before a call accounts for them: a handshake, and the headers of many calls."""
 
 UNACCOUNTED_BYTES_OF_CALLS = MESSAGE_BYTES + UNACCOUNTED_BYTES
-"""And while a call is under way: its message, of any size."""
+"""The same while a call is in progress: its message, of any size."""
 
 UNACCOUNTED_BYTES_KNOWN = 64 * MIB
-"""And a known peer's: it pushes one blob at a time to a relay, and this is the window of a stream at 10 Gbit/s over 50 ms."""
+"""The same for a known peer: it uploads one blob at a time to a relay, and this is the window of a stream at 10 Gbit/s
+over 50 ms."""
 
 UNACCOUNTED_BYTES_OF_SILENT = MIB
-"""And all connections of unknown peers in one network that have no call under way: 60 handshakes are 240 KiB."""
+"""The same for all connections of unknown peers in one network without a call in progress: 60 handshakes are 240 KiB."""
 
 UNACCOUNTED_BYTES_OF_NETWORK = 2 * MESSAGE_BYTES
-"""And all connections of unknown peers in one network, which may be joiners behind one router that upload evidence at once. Calls
-under way with their replies may hold as much. Beyond it connections are shut down."""
+"""The same for all connections of unknown peers in one network: joiners behind one router may upload evidence at once.
+Calls in progress with their replies may hold as much. Beyond it connections are closed."""
 
 UNACCOUNTED_BYTES_AHEAD = MIB
 """Most that calls and acknowledgements may account for ahead of what arrives."""
 
 UNACCOUNTED_BYTES_OF_UNKNOWN = 16 * MIB
-"""And all connections of unknown peers; beyond it the heaviest of the heaviest networks are shut down."""
+"""The same for all connections of unknown peers. Beyond it the heaviest connections of the heaviest networks are closed."""
 
 UNACCOUNTED_BYTES_PER_SECOND = KIB
-"""What a connection sends without a call: pings, and acknowledgements of what it receives."""
+"""Bytes of a connection without a call: pings, and acknowledgements of received data."""
 
 CHANNELS = 2 * CLUSTERS
-"""Connections that a daemon keeps to others, each under 64 KiB: a member may say every half minute that it is somewhere else."""
+"""Most connections of a daemon to peers, each under 64 KiB: a member may publish a new address every half minute."""
 
 HANDSHAKE_SECONDS = 10
 """A connection that has not finished its TLS handshake by then is ended."""
 
 IDLE_SECONDS = 300
-"""And one on which nothing was asked for so long: who is honest dials again."""
+"""A connection without a call for so long is closed: an honest peer connects again."""
 
 STREAMS_PER_MEMBER = 4
 """Blob streams a peer serves at once to each member of the roster that has earned all there is; as many again of its wait."""
 
 STREAMS_TO_MEMBERS = 64
-"""And to all members together: so many share a home's uplink and still get on."""
+"""Most streams to all members together: so many can share a home's uplink and still make progress."""
 
 STREAMS_TO_STRANGERS = 8
-"""And to all others together, beside the members: joiners who fetch the state, and whoever else dials, cannot starve a round."""
+"""Most streams to all unknown peers together, in addition: joiners that fetch the state cannot starve a round."""
 
 STREAMS_PER_ADDRESS = 4
-"""Of those to one address."""
+"""Most streams to one address among those."""
 
 STRANGERS_WAITING = 64
-"""Streams of strangers that wait for their turn; more are refused at once."""
+"""Streams of unknown peers that wait for a free one; more are rejected at once."""
 
 TRANSFER_BYTES_PER_SECOND = 8 << 10
-"""Slower than this a transfer is given up, by either side: a modem. What has arrived stays, and is resumed."""
+"""Slowest transfer that either side continues: a modem's rate. Received bytes stay, and the transfer resumes later."""
 
 SPECTATORS = 64
 """Streams of events to callers that are neither on the roster nor claiming, ..."""
@@ -329,11 +331,11 @@ SPECTATORS_PER_ADDRESS = 8
 """... and of those to one address."""
 
 SHARES = 32
-"""Of a blob: as many as liberasurecode makes. In larger rosters several peers hold the same."""
+"""Most shards of a blob: the limit of liberasurecode. In larger rosters several peers store the same shard."""
 
 SHARE_PROOF = 32
-"""Digests of the proof of a share: 5 within its blob, 11 within a contribution of 1,024 stages, 14 within a commit of 1,024
-clusters that all said everything twice."""
+"""Most digests in the proof of a shard: 5 within its blob, 11 within a contribution of 1,024 stages, 14 within a commit of
+1,024 clusters with two statements in every slot."""
 
 EVIDENCE_BLOB_BYTES = 32 << 10
 """Largest quote or report: TDX quotes are about 5 KiB, GPU reports 4 KiB."""
@@ -354,17 +356,17 @@ ATTESTATIONS = 2 * CLUSTERS
 """Most verdicts that one commit records: half of them of peers that the run does not know yet."""
 
 APPRAISALS = 8
-"""Strangers, by address, whose evidence a coordinator looks at or that wait for it; more ask again. Of each it is one piece, which
-takes up to a twentieth of a second."""
+"""Unknown peers, by address, whose evidence a coordinator verifies or queues; more must ask again. Each has one piece,
+which takes up to a twentieth of a second."""
 
 CHALLENGES = 4096
 """Challenges remembered as used, while they could be used again; the oldest go first."""
 
 KNOWN_PEERS = 10_000
-"""Peers whose signs of life a coordinator remembers; anybody can make identities."""
+"""Most peers whose last heartbeat a coordinator remembers: identities are free."""
 
 EVENTS = 50_000
-"""Events that a daemon keeps, the oldest going first: of a node those of about 10,000 rounds, at 200 bytes each."""
+"""Most events that a daemon stores; the oldest go first. A node's cover about 10,000 rounds, at 200 bytes each."""
 
 EVENT_CHARACTERS = 2048
 """Longest text in an event: what a worker fails with can be longer."""
@@ -373,10 +375,10 @@ EVENT_STREAMS = 64
 """Readers of events at one HTTP API at once: a browser opens one for each page."""
 
 ARRIVALS_TOLD = 16
-"""Contributions, or votes, of which the event that ends the waiting says when they came: the last ones."""
+"""Most arrivals of contributions, or votes, in the event that ends the wait: the last ones."""
 
 MISSED_TOLD = 32
 """Clusters that an event names; the commit names them all."""
 
 STRANGERS_TOLD = 16
-"""Claims of strangers told in one round: anybody can make identities."""
+"""Most reported claims of unknown peers in one round: identities are free."""

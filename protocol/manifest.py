@@ -61,24 +61,24 @@ class Run(Section):
 
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
-"""Of data: an operator says where a copy lies on that machine with `--data NAME=DIR`."""
+"""Name of data: an operator gives the folder of a copy with `--data NAME=DIR`."""
 
 
 class Data(Section):
-    """What to train on: by digest. Where files lie is not said: a manifest would reach whatever a node's user can read."""
+    """Training data, by digest. A manifest names no files: otherwise it could read everything that a node's user can."""
 
     name: Annotated[str, Field(pattern=f"^{NAME}$")]
-    """For people, and for `--data NAME=DIR`."""
+    """Name for people, and for `--data NAME=DIR`."""
     digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-    """Of the corpus: what `dilocox data build` printed."""
+    """Digest of the corpus: `dilocox data build` prints it."""
     private: bool = False
-    """Each cluster trains on text of its own (`dilocox node --private DIR`), of which nothing leaves but pseudo-gradients. The
-    corpus that is named here says the tokenizer and what all evaluate on; scores are measured on what it has to train on."""
+    """Each cluster trains on private text (`dilocox node --private DIR`), and publishes pseudo-gradients only. The named
+    corpus provides the tokenizer and the evaluation text; scores are measured on its training text."""
     loss_mask: bool = False
-    """Of conversations (`dilocox data build --chat`): only answers are trained on and evaluated. A step's loss is the mean over the
-    answers' tokens of its batch, each weighs the same; a contribution's tokens, and so its weight, are those."""
+    """Train and evaluate on answers only, in conversations (`dilocox data build --chat`). A step's loss is the mean over the
+    answers' tokens of its batch; these are also a contribution's tokens, and so its weight."""
     seed: Count = 0
-    """Of the order in which its samples are read."""
+    """Seed of the order in which samples are read."""
     evaluation_sequences: Positive = 32
     """So many of the held-out samples are evaluated, spread evenly."""
 
@@ -89,7 +89,7 @@ class Training(Section):
     optimizer: Literal["adamw", "muon"] = "adamw"
     learning_rate: Rate
     muon_learning_rate: Rate = 0.02
-    """For hidden matrices when optimizer is muon; the rest uses AdamW at learning_rate."""
+    """Learning rate of hidden matrices with the optimizer muon; AdamW trains the rest at learning_rate."""
     muon_momentum: Beta = 0.95
     """A cluster alone, with a small batch, does better with less of it (docs/results.md)."""
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.1
@@ -101,13 +101,14 @@ class Training(Section):
     """Sequences per inner step and cluster."""
     microbatches: Positive = 2
     schedule: Schedule = "1f1b"
-    """Of a pipeline. interleaved gives each worker several chunks of the model instead of one stretch: it waits less at the ends of
-    a step, and passes on more activations."""
+    """Pipeline schedule. interleaved gives each worker several chunks of the model: it waits less at the ends of a step,
+    and transfers more activations."""
     checkpoint_activations: bool = False
-    """Hold only the input of each layer until its gradient is due, and compute the rest again: less memory, more computing."""
+    """Store only the input of each layer until its gradient, and compute the rest again: less memory, more computation."""
 
     precision: Literal["auto", "bf16", "float32"] = "auto"
-    """Of matrix products, and of what stages pass on; auto: bf16 on GPUs. Parameters, gradients and moments are float32 in any."""
+    """Precision of matrix products, and of activations between stages; auto: bf16 on GPUs. Parameters, gradients and
+    moments are always float32."""
 
     def in_bfloat16(self, cuda: bool) -> bool:
         return self.precision == "bf16" or (self.precision == "auto" and cuda)
@@ -125,15 +126,15 @@ class Outer(Section):
     learning_rate: Rate = 1.0
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     aggregate: Literal["mean", "centered-clip"] = "mean"
-    """How payloads become one pseudo-gradient (node/outer/aggregate.py says what each costs)."""
+    """Aggregation of payloads into one pseudo-gradient; node/outer/aggregate.py lists the costs."""
 
 
 class Compression(Section):
     codec: Literal["lowrank-int4", "int4", "int2", "topk-int2", "fp32"] = "lowrank-int4"
     rank: Annotated[int, Field(gt=0, le=limits.RANK)] | None = None
-    """Of lowrank-int4."""
+    """Rank of lowrank-int4."""
     k: Annotated[int, Field(gt=0, le=limits.TOPK)] | None = None
-    """Of topk-int2: values kept of every 4,096, on average over the stage."""
+    """Values kept of every 4,096 by topk-int2, on average over the stage."""
     entropy_coding: bool = False
     """Huffman coding of the payload, lossless."""
     adapt: Literal["fixed", "effective-rank"] = "fixed"
@@ -155,7 +156,7 @@ class Compression(Section):
 
     @property
     def keep(self) -> int:
-        """What the codec keeps: rank or k; 0 where there is nothing to choose."""
+        """Return the codec's rank or k; 0 for a codec without one."""
         return {"lowrank-int4": self.rank, "topk-int2": self.k}.get(self.codec) or 0
 
 
@@ -163,12 +164,12 @@ class Rounds(Section):
     count: Annotated[int, Field(gt=0, lt=limits.ROUNDS)]
     inner_steps: Annotated[int, Field(gt=0, le=limits.INNER_STEPS)]
     max_inner_steps: Annotated[int, Field(gt=0, le=limits.INNER_STEPS)]
-    """While a commit is late a peer goes on to this many steps, then waits."""
+    """Most inner steps: a cluster trains on to this number while a commit is late, then waits."""
     round_seconds: Annotated[float, Field(gt=0, le=7 * 86400)] | None = None
     """Time-boxed rounds: a phase lasts so long instead of inner_steps, and each cluster takes the steps that fit."""
     overlap: Literal["none", "delayed", "rebase"] = "rebase"
     lead_weight: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """Of rebase: how much of its own work a cluster keeps in its parameters until the commit that holds it arrives."""
+    """Share for rebase: the part of its own uncommitted work that a cluster trains on with."""
     synchronous_rounds: Count = 0
     """The first rounds wait for their commit (overlap none)."""
     min_clusters: Annotated[int, Field(gt=0, le=limits.CLUSTERS)] = 2
@@ -179,17 +180,17 @@ class Rounds(Section):
     vote_seconds: Annotated[float, Field(gt=0, le=86400)] = 600.0
     """Nor longer than this for votes."""
     liveness_seconds: Annotated[float, Field(gt=0, le=3600)] = 15.0
-    """A peer that was not heard from for so long is not waited for."""
+    """A peer is absent after so many seconds without a heartbeat."""
     snapshot_every: Positive = 5
-    """Peers keep the state of every so-manieth round for joiners."""
+    """Peers store the state of every Nth round for joiners."""
     evaluate_every: Count = 1
     """Measure the held-out loss of the state after every so-manieth round; 0: never."""
     clip_ratio: Ratio = 2.0
     """A contribution whose norm is above this multiple of the round's median counts by as much less; what is cut off goes back to
     its author's error feedback."""
     tensor_clip_ratio: Ratio | Literal[0] = 1.25
-    """The same for each tensor, by that tensor's median; 0: tensors are not clipped one by one. Where a file leaves it out: 1.25 in
-    an open run (which costs honest clusters nothing that could be measured: docs/poisoning.md), 2 with an allow-list."""
+    """The same for each tensor, by that tensor's median; 0: tensors are not clipped individually. Default: 1.25 in an open
+    run, which costs honest clusters nothing measurable (docs/poisoning.md); 2 with an allow-list."""
     weight_cap: Ratio | Literal[0] = 1.0
     """A contribution of a cluster that has earned nothing weighs by its tokens, at most this multiple of the counted ones' lower
     median; 0: no cap. Where a file leaves it out: 1 in an open run, 0 with an allow-list."""
@@ -209,31 +210,32 @@ class Rounds(Section):
 
 
 class Scoring(Section):
-    """What a contribution does to the loss decides whether it counts (protocol/scoring.py)."""
+    """Scores: the measured effect of a contribution on the loss decides whether it counts (protocol/checks)."""
 
     voters: Annotated[int, Field(ge=0, le=limits.SCORERS)] = 0
-    """So many clusters, drawn for each contribution, score it: all others where they are fewer. 0: nobody does."""
+    """Number of clusters drawn to score each contribution; all others if there are fewer. 0: no scores."""
     share: Fraction = 0.03
-    """Of a cluster's time that scoring may take; what is not scored in time is accepted as far as its voter is concerned."""
+    """Share of a cluster's time for scoring; a voter accepts what it could not score in time."""
 
 
 class Audit(Section):
     """A stretch of what a cluster trained is computed again by others (protocol/auditing.py)."""
 
     segments: Annotated[int, Field(ge=0, le=limits.SEGMENTS)] = 0
-    """The longest phase has so many stretches, between states that a contribution commits to. 0: nobody audits."""
+    """Segments of the longest phase between the states that a contribution commits to. 0: no audits."""
     share: Fraction = 0.25
-    """Of the counted contributions, that are audited."""
+    """Share of the counted contributions that is audited."""
     largest_distance: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """Between machines of different kinds, of what an auditor computes to what was said, relative to the way of the stretch."""
+    """Largest distance between an auditor's result and the announced one, relative to the length of the segment; machines
+    of different kinds differ."""
 
 
 class Standing(Section):
-    """What a cluster earns by work that counts (protocol/standing.py)."""
+    """Reputation that a cluster earns by counted work (protocol/consensus/reputation.py)."""
 
     rounds: Annotated[int, Field(ge=0, le=limits.STANDING)] = 64
-    """Counted rounds that are all there is to earn; a newcomer begins with a sixteenth of them. 0: all are equal. Where a file
-    leaves it out: 64 in an open run, 0 with an allow-list."""
+    """Counted rounds to the full reputation; a newcomer begins with a sixteenth. 0: all are equal. Default: 64 in an open
+    run, 0 with an allow-list."""
 
 
 class Admission(Section):
@@ -256,21 +258,21 @@ Registers = Annotated[str, Field(pattern=r"^([0-9a-fA-F]{64,128}|[*])(:([0-9a-fA
 
 
 class Attestation(Section):
-    """What evidence admits a peer. Without kinds none is asked for."""
+    """Evidence that admits a peer. Without kinds the run requires none."""
 
     kinds: tuple[Annotated[str, Field(pattern=r"^[a-z0-9-]{1,32}$")], ...] = ()
     """`tdx`, `sev-snp`, `simulated` (testnets only), or a kind that a plug-in adds."""
     measurements: dict[str, tuple[Registers, ...]] = Field(default={})
-    """By kind; an empty list denies. Registers joined by colons; `*` admits any value of one."""
+    """Allowed measurements by kind; an empty list denies. Registers are joined by colons; `*` allows any value of one."""
     tcb_statuses: tuple[str, ...] = ("UpToDate",)
-    """Of TDX."""
+    """Allowed TCB statuses of TDX."""
     minimum_tcb: dict[str, dict[str, int]] = Field(default={})
-    """By kind, then component: `evaluation` for tdx; `bl`, `tee`, `snp`, `ucode`, `fmc` for sev-snp."""
+    """Minimum versions by kind, then component: `evaluation` for tdx; `bl`, `tee`, `snp`, `ucode`, `fmc` for sev-snp."""
     vmpl: Annotated[int, Field(ge=0, le=3)] = 0
     """Highest admitted virtual machine privilege level number of sev-snp."""
     require_gpu: bool = False
     gpu_measurements: dict[str, dict[str, tuple[str, ...]]] = Field(default={})
-    """By "driver/VBIOS", then index: the SHA-384 values that the operator allows."""
+    """Allowed SHA-384 values of GPUs, by "driver/VBIOS", then index."""
     lifetime_seconds: Positive = 3600
     """A verdict lasts at most this long, then the peer is challenged again."""
 
@@ -291,21 +293,22 @@ class Settlement(Section):
     """Contract that pays for the run's work (plugins/settlement). Without it commits carry no merit."""
 
     chain_id: Annotated[int, Field(gt=0, lt=1 << 63)]
-    """Of the EVM chain (EIP-155)."""
+    """Chain id of the EVM chain (EIP-155)."""
     contract: Annotated[str, Field(pattern=r"^0x[0-9a-f]{40}$")]
     """Its address, in lower case."""
 
 
 class Availability(Section):
-    """Peers keep shares of what commits name (shares.py), so that it can be had when whoever held it is gone. Without it they keep
-    whole payloads until two later snapshots are agreed, and no longer."""
+    """Erasure shards: peers store shards of what commits name, for the case that no provider is left. Without this, peers
+    store whole payloads only until two later snapshots are agreed."""
 
     needed_share: Annotated[float, Field(gt=0, le=0.9)] = 0.5
     """The part of the shares that restores. Together peers store the inverse of it times what is shared."""
     rounds: Annotated[int, Field(ge=1, le=1 << 20)] = 256
-    """For so many rounds shares of what was counted are kept; of states those of the two newest snapshots."""
+    """Number of rounds for which shards of counted payloads are stored; of states those of the two newest snapshots."""
     megabytes: Annotated[int, Field(ge=1, le=1 << 24)] = 4096
-    """Of each peer's disk for its shares (10⁶ bytes): half for what was counted, then states, then more of what was counted."""
+    """Disk space of each peer for its shards (10⁶ bytes): half for counted payloads, then states, then more counted
+    payloads."""
 
     @property
     def most_bytes(self) -> int:
@@ -319,7 +322,7 @@ LOOPED_STAGES, LOOPED_MICROBATCHES = 4, 2
 
 
 class RunFileError(ConfigError):
-    """A run file that says no run."""
+    """Error: a run file that defines no run."""
 
     def __init__(self, faults: Sequence[tuple[str, str]]) -> None:
         """`faults`: path of a key, empty for the whole file, and what is wrong with it."""
@@ -332,7 +335,7 @@ def _with_decided(document: dict[str, Any]) -> dict[str, Any]:
     """Return a document of the same run in which no value depends on another that is left out."""
     rounds, admission = document.get("rounds", {}), document.get("admission", {})
     if not isinstance(rounds, dict) or not isinstance(admission, dict):
-        return document  # sections already, or a fault that validation tells
+        return document  # sections already, or an error that validation reports
     is_open = admission.get("policy", "open") == "open"
     start = {"start_clusters": rounds["min_clusters"]} if "min_clusters" in rounds else {}
     bounds = {"weight_cap": float(is_open), "tensor_clip_ratio": 1.25 if is_open else 2.0}
@@ -440,12 +443,12 @@ class Manifest(Section):
 
     @property
     def owner(self) -> str:
-        """Peer id of whoever signs the manifest, and appoints coordinators."""
+        """Return the peer id that signs the manifest and appoints coordinators."""
         return peer_id(bytes.fromhex(self.run.owner))
 
     @property
     def coordinator(self) -> str:
-        """Peer id of whoever signs the commits, until the owner appoints another."""
+        """Return the peer id that signs commits until the owner appoints another one."""
         return self.run.coordinator or self.owner
 
     def may_read(self, peer: str) -> bool:
@@ -467,7 +470,7 @@ class Manifest(Section):
 
     @property
     def phase_bytes(self) -> int:
-        """Of a state that a phase is audited by: all stages."""
+        """Return the bytes of an audit checkpoint of all stages."""
         return phase_bytes(self.model, self.training.optimizer == "muon")
 
     @property
@@ -477,7 +480,8 @@ class Manifest(Section):
         return f"the run begins when {clusters} here"
 
     def nominal_steps(self, round: int) -> int:
-        """Inner steps before a round, were every round to take its H: where a time-boxed round stands in the schedule."""
+        """Return the inner steps before a round, if every round took its H: the position of a time-boxed round in the
+        schedule."""
         return (round - 1) * self.rounds.inner_steps
 
     def overlap(self, round: int) -> str:
@@ -488,7 +492,7 @@ class Manifest(Section):
         return self.training.batch_size * self.model.sequence_length
 
     def snapshot_round(self, round: int) -> int:
-        """The newest round up to `round` whose starting state peers keep for joiners; 1 is the initial state."""
+        """Return the newest round up to `round` whose starting state peers store for joiners; 1 is the initial state."""
         every = self.rounds.snapshot_every
         return 1 + (round - 1) // every * every
 

@@ -1,10 +1,10 @@
-"""The node's machine: `step(state, input, now) -> state, effects`. What a cluster's lead says in a round, and when; and what a
-box says that another leads: that it agrees.
+"""Member machine of a node: `step(state, input, now) -> state, effects`. It decides what a cluster's lead host states in a
+round, and when; for a follower host it decides the consent.
 
-A node stores its statements for the open round. It offers them again, on connect and every few seconds, until the coordinator has
-acknowledged or finally rejected them. A coordinator behind our head, such as one restored from a backup, rejects nothing finally.
-The machine has no clock, no I/O and no key: it asks for signatures (`Sign`), and what was signed and put on disk comes back
-(`Signed`). Drivers are the daemon, the simulation and the tests.
+A node stores its statements for the open round. It offers them again, on connect and every few seconds, until the
+coordinator has acknowledged or finally rejected them. A coordinator behind our head, such as one restored from a
+backup, rejects nothing finally. The machine has no clock, no I/O and no key: it requests signatures (`Sign`), and
+durable statements return (`Signed`). Drivers are the daemon, the simulation and the tests.
 
     state before the round is ready     on the roster: report it          else: claim a seat with it
     a phase ended, its payloads stand   on the roster, round still open:  contribute
@@ -104,7 +104,7 @@ __all__ = [
 ]
 
 VOTE_SHARE = 0.75
-"""Share of a ballot's time after which a voter says what it has."""
+"""Part of a ballot's time after which a voter sends the verdicts that it has."""
 HEALED_BY_TIME = frozenset({pb.REASON_RATE, pb.REASON_FUTURE_ROUND, pb.REASON_UNAVAILABLE, pb.REASON_NOT_ATTESTED})
 """Reasons of rejections after which the same statement may be accepted: it is offered again."""
 WRONG_SEED = (
@@ -112,11 +112,12 @@ WRONG_SEED = (
     " init`. The owner finds the right value by `dilocox check RUN.toml`; that makes another run, with another link."
 )
 STATES_KEPT = 64
-"""Own state roots remembered: more than rounds can be in dispute."""
+"""Number of own state roots remembered: more than the rounds that can be in dispute."""
 
 
 def start(manifest: Manifest, me: str, head: Head, serial: int = 0, lead: str = "", account: bytes = b"") -> MemberState:
-    """`serial`: of the newest claim, layout or leave that any life of this node signed. `lead`: whose cluster we are a box of."""
+    """Return the first state. `serial`: that of the newest claim, layout or departure that any incarnation of this node
+    signed. `lead`: lead host of this host's cluster."""
     attestation = Attestation(False, "no evidence was given yet") if manifest.attestation.kinds else None
     return MemberState(manifest, me, head, serial=serial, lead=lead, account=account, attestation=attestation)
 
@@ -184,7 +185,7 @@ def _received(state: MemberState, event: Input | Resynchronise) -> MemberState:
 
 
 def _committed(state: MemberState, commit: pb.Commit, after: Head) -> tuple[MemberState, list[Effect]]:
-    """The round is closed: everything that was said in it is over."""
+    """Close the round: all its statements are over."""
     effects: list[Effect] = []
     if not state.leaving:
         effects += [Emit(told) for told in events.NobodyCounted.by(commit)]
@@ -232,7 +233,7 @@ def _compare(state: MemberState, round: int) -> tuple[MemberState, list[Effect]]
 
 
 def _start_again(state: MemberState, round: int, detail: str) -> tuple[MemberState, list[Effect]]:
-    """From a state that the run agreed on. Who has just done that and still differs would differ for ever."""
+    """Start again from a state that the run agreed on. A node that has just done so and still differs would always differ."""
     if state.anew:
         why = f"before round {round} {detail}, though we started again from a state that the run agreed on"
         return state, [Halt(f"{why}: this machine computes differently from the others, or the run was misled")]
@@ -250,7 +251,7 @@ def _seen(state: MemberState, statement: Statement[Any], now: float) -> MemberSt
     if (statement.body.round, statement.body.head) != (head.round, head.digest):
         return state
     if statement.kind == pb.KIND_CONTRIBUTION and statement.peer in head.roster:
-        if statement.peer == state.me:  # what an earlier life announced, and the disk forgot
+        if statement.peer == state.me:  # an earlier incarnation announced it, and the disk lost it
             return _signed(state, statement) if pb.KIND_CONTRIBUTION not in state.open.own else state
         if len(state.open.seen) < 2 * limits.CLUSTERS:
             return _in_round(state, seen={**state.open.seen, statement.digest: statement})
@@ -261,7 +262,7 @@ def _seen(state: MemberState, statement: Statement[Any], now: float) -> MemberSt
 
 
 def _contribute(state: MemberState, phase: PhaseEnded) -> list[Effect]:
-    """Nothing where the round was closed meanwhile: the work returns to the error feedback with that commit."""
+    """Contribute. Does nothing if the round is closed: the commit returns the work to the error feedback."""
     head, cluster = state.head, state.head.roster.get(state.me)
     said = pb.KIND_CONTRIBUTION in state.open.own or pb.KIND_CONTRIBUTION in state.open.signing
     if phase.round != head.round or cluster is None or said or head.closing(state.manifest):
@@ -292,14 +293,14 @@ def _signed(state: MemberState, statement: Statement[Any]) -> MemberState:
 
 
 def _without(state: MemberState, *kinds: pb.Kind) -> MemberState:
-    """What we said of these kinds is not what we want any more: it is said anew, with a higher serial."""
+    """Withdraw statements of these kinds: a new one needs a higher serial."""
     own = {kind: statement for kind, statement in state.open.own.items() if kind not in kinds}
     refused = {kind: why for kind, why in state.open.refused.items() if kind not in kinds}
     return _in_round(state, own=own, refused=refused, signing=state.open.signing - set(kinds))
 
 
 def _newest_wish(own: dict[pb.Kind, Statement[Any]]) -> dict[pb.Kind, Statement[Any]]:
-    """Of a claim and a leave in one round only the newer one counts: who left and is back claims anew."""
+    """Return the newer of a claim and a departure in one round: only it counts. A node that left and is back claims again."""
     wishes = sorted((kind for kind in (pb.KIND_CLAIM, pb.KIND_LEAVE) if kind in own), key=lambda kind: own[kind].body.serial)
     return {kind: statement for kind, statement in own.items() if kind not in wishes[:-1]}
 
@@ -331,13 +332,13 @@ def _rechecked(state: MemberState, round: int, root: bytes) -> tuple[MemberState
     if root != state.roots[round]:
         return _start_again(state, round, "replaying the last commit from disk gives another state than memory holds")
     own = state.open.own.get(pb.KIND_STATE_REPORT)
-    if own is not None and own.body.replayed:  # said already, by who started again from an agreed state
+    if own is not None and own.body.replayed:  # stated already, after a restart from an agreed state
         return state, []
     body = pb.StateReport(round=round, head=state.head.digest, state=root, replayed=True)
     return state, [Sign(pb.KIND_STATE_REPORT, body)] if state.on_roster else []
 
 
-# What follows from where we stand: the same whatever input brought us here.
+# Consequences of the state: the same for every input.
 
 
 def _speak(state: MemberState, effects: list[Effect], now: float) -> tuple[MemberState, list[Effect]]:
@@ -345,7 +346,7 @@ def _speak(state: MemberState, effects: list[Effect], now: float) -> tuple[Membe
     state = _in_round(state, signing=state.open.signing | {effect.kind for effect in effects if isinstance(effect, Sign)})
     if state.finishing is not None and not _owes(state):
         state = replace(state, leaving=True)
-    if state.lead and not state.on_roster:  # who led a cluster of its own leaves that first
+    if state.lead and not state.on_roster:  # a node that led its own cluster leaves that first
         return _ask(state, effects, _consenting(state))
     if state.leaving or state.lead:
         leave = pb.Leave(serial=state.serial + 1, round=max(1, state.head.round), head=state.head.digest)
@@ -395,12 +396,12 @@ def _owes(state: MemberState) -> bool:
 
 
 def _named(state: MemberState) -> bool:
-    """Whether the coordinator may hold that we take part: nobody hears who takes back what was never said."""
+    """Return whether the coordinator may think that this node takes part: without a claim there is nothing to withdraw."""
     return state.on_roster or pb.KIND_CLAIM in state.open.own or pb.KIND_CLAIM in state.open.signing
 
 
 def parted(state: MemberState) -> bool:
-    """Whether we left, and all that is to be said of it is held."""
+    """Return whether this node left, and the coordinator has acknowledged it."""
     return state.leaving and (pb.KIND_LEAVE in state.open.own or not _named(state)) and not offers(state)
 
 
@@ -427,7 +428,7 @@ def _claim(state: MemberState) -> pb.Claim:
 
 
 def consent(state: MemberState) -> pb.Claim | None:
-    """What the other boxes of our cluster are to claim, each with a serial of its own: the very state and layout that we claim."""
+    """Return the claim for the other hosts of this cluster, each with its own serial: the lead host's state and layout."""
     waits = state.root is not None and not state.seated and not state.leaving
     if not waits or pb.KIND_CLUSTER not in state.open.own:
         return None
@@ -458,8 +459,9 @@ def _report(state: MemberState) -> pb.StateReport:
 
 
 def _vote(state: MemberState, now: float) -> pb.Receipt | None:
-    """Our verdicts on the ballot: when all are reached, or when time presses. Who is not on it has no vote; and while a box of ours
-    is away, what it could not look at is nobody else's fault."""
+    """Return the vote on the ballot: when all verdicts exist, or when time is short. A cluster that is not on the ballot
+    has no vote. While a host of this cluster is missing there is no vote, because its missing verdicts prove nothing
+    about other clusters."""
     ballot, own = state.open.ballot, state.open.own.get(pb.KIND_CONTRIBUTION)
     said = pb.KIND_RECEIPT in state.open.own or pb.KIND_RECEIPT in state.open.signing
     if ballot is None or own is None or said or not _has_vote(state) or not state.whole:
@@ -483,7 +485,8 @@ def _has_vote(state: MemberState) -> bool:
 
 
 def offers(state: MemberState) -> list[Statement[Any]]:
-    """What the coordinator should have and, as far as we know, has not: to be said now, and again until it does."""
+    """Return statements that the coordinator should have and has not acknowledged: they are sent now, and again until it
+    does."""
     return [
         s for kind, s in sorted(state.open.own.items()) if s.digest not in state.open.held and kind not in state.open.refused
     ]

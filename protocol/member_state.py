@@ -1,4 +1,4 @@
-"""What a node knows of the run that it takes part in, between two inputs: the state of the machine in member.py."""
+"""State of the member machine (member.py): a node's knowledge of its run between two inputs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ class OpenRound:
     """Knowledge and statements of a member in the open round. A commit replaces it as a whole."""
 
     loss: float | None = None
-    """Held-out loss of our own state before it."""
+    """Held-out loss of this node's state before the phase."""
     own: Mapping[pb.Kind, Statement[Any]] = field(default_factory=dict)
     """Our statements; a replayed report replaces the first one."""
     signing: frozenset[pb.Kind] = frozenset()
@@ -47,31 +47,31 @@ class MemberState:
     """Our peer id."""
     head: Head
     lead: str = ""
-    """Of the cluster whose box we are: it speaks for us; empty: we lead our own."""
+    """Lead host of this host's cluster, which signs for it; empty: this host leads."""
     asked: pb.Claim | None = None
-    """What it last asked us to agree to."""
+    """Claim that the lead host requested last."""
     hosts: tuple[HostRange, ...] = ()
-    """The boxes of our own cluster; empty: this one."""
+    """Hosts of this host's cluster; empty: only this one."""
     whole: bool = True
     """All of them are here."""
     account: bytes = b""
-    """To which what our own cluster's work earns is paid; empty: to nobody."""
+    """Account that receives what this cluster earns; empty: none."""
     serial: int = 0
-    """Of the newest claim, layout or leave that we signed."""
+    """Serial of the newest claim, layout or departure that this node signed."""
     roots: Mapping[int, bytes] = field(default_factory=dict)
-    """Own state root before each round."""
+    """This node's state root before each round."""
     agreed: Mapping[int, bytes] = field(default_factory=dict)
-    """The run's, as commits name it. A slow node's own comes later than the commit."""
+    """The run's roots, as commits name them. A slow node's root is later than the commit."""
     anew: bool = False
     """Our workers started again from a state that the run agreed on, and none of ours agreed since."""
     turned_away: tuple[pb.Reason, str] | None = None
-    """Why our last claim was: shown until one is held."""
+    """Reason why the last claim was rejected; shown until a claim is acknowledged."""
     open: OpenRound = OpenRound()
     checks: Mapping[str, Any] = field(default_factory=dict)
-    """By name of a check: what this node knows for it, in a value that is never changed."""
+    """Knowledge of each check, by its name; an immutable value."""
     connected: bool = False
     attestation: Attestation | None = None
-    """None: the run asks for none."""
+    """State of this peer's evidence. None: the run requires none."""
     leaving: bool = False
     """We say nothing but goodbye."""
     finishing: int | None = None
@@ -89,11 +89,11 @@ class MemberState:
 
     @property
     def seated(self) -> bool:
-        """Whether our cluster is on the roster as it is laid out, for the account that we name."""
+        """Return whether the roster contains this cluster with its current layout and account."""
         wanted = self.hosts or alone(self.me, self.manifest.model.stages), self.account
         return self.on_roster and (self.head.roster[self.me].hosts, self.head.roster[self.me].account) == wanted
 
     @property
     def root(self) -> bytes | None:
-        """Own state before the open round; None: not there yet."""
+        """Return this node's state root before the open round. None: not computed yet."""
         return self.roots.get(self.head.round)

@@ -1,8 +1,8 @@
-"""Signed statements: sealing them, and opening them with every bound checked.
+"""Signed statements: sealing, and opening with every bound checked.
 
-`open_envelope` is the only door: what it returns has a valid signature for this run, is written in its one canonical form, and has
-fields inside their bounds; what it cannot return raises RemoteError with the reason it is recorded under. It never raises anything
-else, whatever the bytes.
+`open_envelope` is the only entrance. Its result has a valid signature for this run, is in its one canonical form,
+and has all fields within their bounds. Everything else raises RemoteError with the reason for the record; no bytes
+raise any other error.
 """
 
 import math
@@ -38,8 +38,8 @@ class Statement(Generic[Body]):
 
     @cached_property
     def digest(self) -> bytes:
-        """SHA-256 of the signer's key and the signed body: how other statements refer to this one. Who repeats another's words says
-        something else."""
+        """Return SHA-256 of the signer's key and the signed body: other statements refer to it. The same body of another
+        signer is another statement."""
         return sha256(self.envelope.key, self.envelope.body)
 
     @cached_property
@@ -87,19 +87,21 @@ def open_envelope(envelope: pb.Envelope | bytes, run_id: bytes, kinds: Iterable[
 
 
 def author(commit: pb.Commit, signed: pb.Signed) -> bytes:
-    """The key that signed this statement of a commit. Raises RemoteError where the commit does not hold it."""
+    """Return the key that signed this statement of a commit. Raises RemoteError if the commit does not contain it."""
     if signed.signer >= len(commit.signers):
         raise RemoteError(pb.REASON_MALFORMED, f"a statement of signer {signed.signer} of {len(commit.signers)}")
     return commit.signers[signed.signer]
 
 
 def unpacked(commit: pb.Commit, kind: pb.Kind, signed: pb.Signed) -> pb.Envelope:
-    """The envelope in which this statement of a commit came. Raises RemoteError where the commit does not hold its key."""
+    """Return the envelope in which this statement of a commit arrived. Raises RemoteError if the commit does not contain
+    its key."""
     return pb.Envelope(kind=kind, key=author(commit, signed), body=signed.body, signature=signed.signature)
 
 
 def parse(kind: type[M], raw: bytes) -> M:
-    """A message in canonical form. Raises RemoteError: also for unknown fields, which would be bytes that nobody judges."""
+    """Return a message in canonical form. Raises RemoteError, also for unknown fields: they would be bytes that no rule
+    judges."""
     message = _from_bytes(kind, raw)
     message.DiscardUnknownFields()
     if canonical(message) != raw:
@@ -110,8 +112,8 @@ def parse(kind: type[M], raw: bytes) -> M:
 
 
 def stages_in(raw: bytes) -> list[bytes]:
-    """Digests of a state's stages, in their order, from the list that its root is of: who names a root has not shown that it is of
-    one. Raises RemoteError."""
+    """Return the digests of a state's stages, in order, from the list under its root. A root alone does not prove that
+    such a list exists. Raises RemoteError."""
     digests = list(parse(pb.StageStates, raw).digests)
     for digest in digests:
         _check_digest(digest, "a stage of a state")
@@ -305,7 +307,7 @@ def _check_job(body: pb.Job) -> None:
         written = str(JoinLink.parse(body.link))
     except DilocoxError as error:
         raise RemoteError(pb.REASON_MALFORMED, "the link is no join link") from error
-    _require(written == body.link, "the link is not as links are written")  # it is shown, and pasted into shells
+    _require(written == body.link, "the link is not as links are written")  # people see it, and paste it into shells
 
 
 def _check_offer(body: pb.Offer) -> None:

@@ -21,7 +21,8 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _lists_are_tuples(cls, value: Any) -> Any:
-        """TOML and JSON have no tuples; all else is of its own kind: `count = true` is no number, and `"5"` is none."""
+        """Convert lists to tuples, because TOML and JSON have none. All other types are strict: neither `count = true` nor
+        `"5"` is a number."""
         return _as_tuples(value)
 
 
@@ -37,19 +38,19 @@ class Rope(Section):
     rope_type: Literal["default", "linear", "dynamic", "llama3", "yarn"] = "default"
     rope_theta: Annotated[float, Field(gt=1)] = 10_000.0
     factor: Above | None = None
-    """Of every type but default."""
+    """Scale factor, of every type but default."""
     original_max_position_embeddings: Positive | None = None
-    """Of the model before it was stretched: llama3 and yarn, and dynamic where it says so."""
+    """Context of the model before it was stretched: for llama3 and yarn, and for dynamic if it is given."""
     low_freq_factor: Above | None = None
     high_freq_factor: Above | None = None
-    """Of llama3, both."""
+    """Frequency bounds of llama3."""
     attention_factor: Above | None = None
     beta_fast: Above | None = None
     beta_slow: Above | None = None
     mscale: Above | None = None
     mscale_all_dim: Above | None = None
     truncate: bool | None = None
-    """Of yarn, these six."""
+    """Parameters of yarn."""
 
     @model_validator(mode="after")
     def _consistent(self) -> "Rope":
@@ -132,22 +133,22 @@ class Config(Section):
     head_dim: Positive
     """Default: hidden_size / num_attention_heads."""
     max_position_embeddings: Positive
-    """Longest text that the model is made for, in tokens; an export says it. Default: model.sequence_length."""
+    """Longest text of the model in tokens, as an export states it. Default: model.sequence_length."""
     sliding_window: Positive | None = None
-    """Of mistral: how far a token looks back. Training never reaches it, so it is not computed; an export says it."""
+    """Window of mistral in tokens, as an export states it. Training sequences are shorter, so it is not computed."""
     rope_parameters: Rope = Rope()
     rms_norm_eps: Annotated[float, Field(gt=0, lt=1)] = 1e-6
     attention_bias: bool = False
-    """On the four projections, of llama and qwen3; qwen2 always has one on three."""
+    """Bias on the four projections, of llama and qwen3; qwen2 always has it on three."""
     mlp_bias: bool = False
-    """Of llama."""
+    """Bias of the MLP, of llama."""
 
     @model_validator(mode="before")
     @classmethod
     def _resolved(cls, document: Any) -> Any:
         """Write out what transformers would fill in; of a key that is wrong, anything: that key is the fault."""
         if not isinstance(document, dict):
-            return document  # a section already, or a fault that validation tells
+            return document  # a section already, or an error that validation reports
         heads, hidden = _count(document, "num_attention_heads"), _count(document, "hidden_size")
         head_dim = hidden // heads if heads is not None and hidden is not None else 2
         filled = {"num_key_value_heads": heads or 1, "head_dim": head_dim, **document}
@@ -210,10 +211,10 @@ class Model(Section):
 
     config: Config
     sequence_length: Positive
-    """Of training, in tokens; the model's own is config.max_position_embeddings."""
+    """Length of training sequences in tokens; the model's limit is config.max_position_embeddings."""
     stages: Annotated[int, Field(gt=0, le=limits.STAGES)]
     seed: Count = 0
-    """Of the initial weights, where no `initial` names them."""
+    """Seed of the initial weights, unless `initial` names them."""
     seed_state: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     """State root that the seed makes; the run begins with it and with no other. `dilocox init` computes it. Without it the first
     clusters that agree on a state begin the run, whoever they are."""
@@ -227,7 +228,7 @@ class Model(Section):
     def _resolved(cls, document: Any) -> Any:
         """Write out what the config leaves out and sequence_length decides."""
         if not isinstance(document, dict) or not isinstance(config := document.get("config"), dict):
-            return document  # sections already, or a fault that validation tells
+            return document  # sections already, or an error that validation reports
         length = _count(document, "sequence_length") or 1  # a wrong one is the fault
         return {**document, "config": {"max_position_embeddings": length, **config}}
 

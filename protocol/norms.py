@@ -1,7 +1,7 @@
-"""Norm codes: how large a tensor or payload is, announced in 8 bits.
+"""Norm codes: sizes of tensors and payloads, in 8 bits.
 
-A norm that is recomputed differs in its last bits between machines. So peers announce it as a code, voters check the code within a
-tolerance, and everything that must be the same everywhere (medians, clip factors) follows from the announced codes alone.
+A recomputed norm differs in its last bits between machines. So peers announce a code, and voters check it within a
+tolerance. Medians and clip factors, which must be equal everywhere, follow from announced codes alone.
 
     code 0            the norm is 0
     code 1 … 255      2 ** ((code - 128) / 8): eight codes an octave, from 1.7e-5 to 6.0e4; what lies outside is clamped
@@ -32,7 +32,8 @@ LARGEST_CODE = 255
 TOLERANCE = 1
 """Codes by which an announced norm may differ from a recomputed one: rounding at a boundary."""
 LARGEST = 2.0 ** ((LARGEST_CODE - 1 - TOLERANCE - MIDDLE) / CODES_PER_OCTAVE)
-"""What a code can bound: who announces the largest one, or what a voter would take for it, may be of any size."""
+"""Largest norm that a code can bound: a tensor with the largest code, or with one that a voter might take for it, may have
+any size."""
 EIGHTHS = (256, 235, 215, 197, 181, 166, 152, 140)
 """256 · 2 ** (-n / 8), rounded: integers, so that a clip factor has the same bits on every machine."""
 
@@ -45,7 +46,7 @@ def norm_code(norm: float) -> int:
 
 
 def norm_of(code: int) -> float:
-    """The norm that a code stands for."""
+    """Return the norm of a code."""
     return 2.0 ** ((code - MIDDLE) / CODES_PER_OCTAVE) if code else 0.0
 
 
@@ -68,10 +69,10 @@ def lower_median(values: Sequence[Number], weights: Sequence[int] | None = None)
 
 
 def ratio_codes(ratio: float) -> int:
-    """How many codes a ratio of norms spans."""
+    """Return the number of codes in a ratio of norms."""
     return round(CODES_PER_OCTAVE * math.log2(ratio))
 
 
 def clip_factor(excess: int) -> float:
-    """What brings a norm down by `excess` codes: an 8-bit integer times a power of two, exact in float64."""
+    """Return the factor that reduces a norm by `excess` codes: an 8-bit integer times a power of two, exact in float64."""
     return math.ldexp(EIGHTHS[excess % CODES_PER_OCTAVE], -CODES_PER_OCTAVE - excess // CODES_PER_OCTAVE)

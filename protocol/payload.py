@@ -1,12 +1,12 @@
-"""The payload: one stage's compressed pseudo-gradient as bytes. Parsed and validated here with numpy, without torch.
+"""Payload: one stage's compressed pseudo-gradient as bytes. Parsed and validated here with numpy, without torch.
 
     header     magic "DLX3" | u32 tensor count | 32 bytes, whose it is: SHA-256 over run, cluster, round and stage
     tensor     u8 form | u8 reserved, 0 | u16 rank (0 where there is none) | u32 rows | u32 columns, once per tensor
     section    u32 raw bytes | u32 stored bytes | the stored bytes; HEADS, CODES, GAPS, SIGNS, LEVELS, each always there
 
-A tensor's form says which arrays it is made of (protocol/arrays.py): INT4, INT2, SPARSE and FP32 one, LOWRANK two (P rows x
-rank, then Q columns x rank, so that the tensor is P Qᵀ). Arrays follow each other inside each section in the order of the tensors.
-Without entropy coding a section is stored as it is; with it, as a raw deflate stream (RFC 1951) of Huffman blocks, which is
+A tensor's form names its arrays (arrays.py): INT4, INT2, SPARSE and FP32 have one. LOWRANK has two: P rows x rank, then
+Q columns x rank; the tensor is P Qᵀ. Arrays follow each other inside each section in the order of the tensors. Without
+entropy coding a section is stored directly; with it, as a raw deflate stream (RFC 1951) of Huffman blocks, which is
 lossless.
 """
 
@@ -40,9 +40,9 @@ __all__ = [
 
 MAGIC = b"DLX3"
 NOBODYS = bytes(32)
-"""The owner of a payload that is announced to nobody."""
+"""Owner of a payload that was never announced."""
 OWNER = slice(8, 40)
-"""Of a payload's bytes: whose it is."""
+"""Position of the owner in a payload's bytes."""
 _HEADER = struct.Struct("<4sI32s")
 _TENSOR = struct.Struct("<BBHII")
 _SECTION = struct.Struct("<II")
@@ -50,7 +50,7 @@ _RAW_DEFLATE = -15
 
 
 class Form(IntEnum):
-    """How one tensor is written."""
+    """Form of one tensor."""
 
     INT4 = 0
     LOWRANK = 1
@@ -63,7 +63,7 @@ _DENSE_FORMS = {"int4": Form.INT4, "int2": Form.INT2, "topk-int2": Form.SPARSE, 
 
 
 class Layout(NamedTuple):
-    """What the manifest says a tensor's payload looks like."""
+    """Layout of a tensor's payload, from the manifest."""
 
     form: Form
     rows: int
@@ -107,11 +107,11 @@ Tensor = tuple[Layout, tuple[Array, ...]]
 
 
 class StageLayout(NamedTuple):
-    """What a stage's payload looks like in a round."""
+    """Layout of a stage's payload in a round."""
 
     tensors: tuple[Layout, ...]
     kept: int
-    """Most values that all SPARSE tensors keep together."""
+    """Most values in all SPARSE tensors together."""
     entropy: bool
 
     def section_limits(self) -> dict[Section, int]:
@@ -167,7 +167,8 @@ def _tensor_layout(shape: Sequence[int], codec: str, keep: int) -> Layout:
 
 
 def owner_of(run_id: bytes, cluster: str, round: int, stage: int) -> bytes:
-    """What a payload's header says of whose it is: another's, or an older one, does not become ours by announcing its digest."""
+    """Return the owner field of a payload's header. It prevents that a cluster announces another cluster's payload, or an
+    old one, as its new work."""
     names = (length_prefixed(part) for part in (run_id, cluster.encode(), round.to_bytes(4, "big"), stage.to_bytes(4, "big")))
     return sha256(b"dilocox-payload-v1\0", *names)
 

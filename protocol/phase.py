@@ -1,10 +1,11 @@
-"""The local phase: what every rank of a cluster does next, `step(state, turn) -> state, actions`.
+"""Phase machine: the next action of every rank of a cluster, `step(state, turn) -> state, actions`.
 
-Everything that decides when a cluster trains, waits, moves onto a commit and ends a phase lives in this file. The machine has no
-tensors, no clock and no rank: between two inner steps the ranks agree on one `Turn` (by an all-reduce of flags), each feeds it to
-its own copy of this state, and all of them take the same actions at the same inner step. Workers drive it, and so does the lab.
+This file contains every decision about when a cluster trains, waits, moves onto a commit and ends a phase. The machine
+has no tensors, no clock and no rank. Between two inner steps the ranks agree on one `Turn` (an all-reduce of flags).
+Each feeds it to its copy of this state, so all take the same actions at the same inner step. Workers drive it, and so
+does the bench.
 
-A phase belongs to a round. Three things move, each at its own time:
+A phase belongs to a round. Three values change, each at its own time:
 
     round      of the running phase; the work since the phase began will be contributed to it
     head       commits 0 … head.round-1 are applied: Θ(head.round) is in place, and the live parameters are on it
@@ -16,7 +17,7 @@ A phase belongs to a round. Three things move, each at its own time:
     head.round > round        never: where the run goes on without us the next phase begins at once, with the work kept as private
                               progress
 
-One turn, in this order (a commit can come and a phase end in one turn):
+One turn, in this order (a commit can arrive and a phase end in one turn):
 
     when                                                               actions
     a rank was told to stop                                            Stop
@@ -29,8 +30,8 @@ One turn, in this order (a commit can come and a phase end in one turn):
       its way                                                          Score
     then, always, one (Train only where every rank has the samples)     Train, Wait
 
-A phase is long enough after the H that the commit before it names; a time-boxed one when its time is up, or after max_inner_steps.
-It never takes more than max_inner_steps. Illegal input raises LocalError and leaves the state as it was.
+A phase is long enough after the H that the commit before it names; a time-boxed one when its time is up, or after
+max_inner_steps. It never takes more than max_inner_steps. Illegal input raises LocalError and changes nothing.
 """
 
 from collections.abc import Callable, Sequence
@@ -73,18 +74,18 @@ SAMPLES_COMING = "the samples of its next batch are on their way"
 
 @dataclass(frozen=True)
 class Turn:
-    """What all ranks agreed on since the last turn."""
+    """Facts that all ranks agreed on since the last turn."""
 
     trained: bool = False
     """They took the inner step that Train asked for."""
     prepared: Head | None = None
-    """What the next commit makes of the head, once every rank has its result in Θ."""
+    """Head after the next commit, once every rank has applied it to Θ."""
     idle: bool = False
-    """No rank has anything running in the background, nor a commit prepared that another rank has not: Θ is what the head says."""
+    """No rank has background work, or a prepared commit that another rank lacks: Θ matches the head."""
     time_is_up: bool = False
-    """Of a time-boxed phase."""
+    """The time of a time-boxed phase is up."""
     stop: bool = False
-    """Some rank was told to stop."""
+    """Some rank must stop."""
     lacking: bool = False
     """Some rank has not all samples that were `upcoming`."""
     scorable: bool = False
@@ -93,12 +94,12 @@ class Turn:
 
 @dataclass(frozen=True)
 class Flags:
-    """What one rank knows; `agree` reads the sums over all ranks."""
+    """Flags of one rank; `agree` reads the sums over all ranks."""
 
     preparing: bool
     """It has the next commit, prepared or not."""
     prepared: bool
-    """Θ, momentum and feedback are as that commit says."""
+    """Θ, momentum and error feedback match that commit."""
     busy: bool
     """Something runs in the background."""
     stop: bool
@@ -107,7 +108,7 @@ class Flags:
     lacking: bool
     """Samples that are `upcoming`."""
     scorable: bool
-    """It can score the next contribution: Θ is what the head says, no commit is being prepared, and what it takes is here."""
+    """It can score the next contribution: Θ matches the head, no commit is being prepared, and the payload is here."""
 
     def numbers(self) -> list[float]:
         return [float(getattr(self, each.name)) for each in fields(self)]
@@ -159,12 +160,12 @@ class End:
 
 @dataclass(frozen=True)
 class Encode:
-    """Hand the feedback to the codec, in the background. What is announced of the phase that ended:"""
+    """Action: give the error feedback to the codec, in the background. Announced facts of the ended phase:"""
 
     round: int
     inner_steps: int
     samples_read: int
-    """Of the lease, since the cluster joined."""
+    """Samples read of the lease, since the cluster joined."""
     joined: int
     """The `joined` of that lease."""
     rank_or_k: int
@@ -210,19 +211,20 @@ class PhaseState:
 
     @property
     def finished(self) -> bool:
-        """The run's last phase has ended, unless its commit counts nobody."""
+        """Return whether the run's last phase has ended, unless its commit counts no cluster."""
         flying = 1 if self.in_flight else 0
         return self.head.trained + flying >= self.manifest.rounds.count
 
 
 def begin(manifest: Manifest, cluster: str, head: Head | None = None) -> PhaseState:
-    """At the first step of the phase that `head` opens; default before the genesis commit."""
+    """Return the state at the first step of the phase that `head` opens; default: before the genesis commit."""
     head = head or initial_head("")
     return _follow_lease(PhaseState(manifest, cluster, head, max(1, head.round)))
 
 
 def resume(manifest: Manifest, cluster: str, head: Head, boundary: int, samples_read: int, joined: int) -> PhaseState:
-    """Where phase `boundary` had just ended: its payload is in flight again, unless its commit is part of `head`."""
+    """Return the state where phase `boundary` has just ended: its payload is in flight again, unless `head` includes its
+    commit."""
     flying = boundary if head.round == boundary else 0
     state = PhaseState(manifest, cluster, head, max(boundary + 1, head.round), 0, flying, samples_read, joined)
     return _follow_lease(state)
@@ -254,17 +256,17 @@ def step(state: PhaseState, turn: Turn) -> tuple[PhaseState, tuple[Action, ...]]
         actions.append(Score())
     action = next_action(state)
     if isinstance(action, Train) and (turn.lacking or list(action.positions) != looked_for):
-        action = Wait(SAMPLES_COMING)  # or those of a new lease are not looked for yet
+        action = Wait(SAMPLES_COMING)  # samples of a new lease are not fetched yet
     return state, (*actions, action)
 
 
 def upcoming(state: PhaseState, trained: bool) -> list[int]:
-    """The samples that are looked for in a turn, so that they are there when it is over: those of the batch after it."""
+    """Return the samples to fetch in a turn, for its end: those of the batch after it."""
     return _positions(_trained(state) if trained else state) or []
 
 
 def reading(manifest: Manifest, cluster: str, head: Head) -> tuple[Span, ...]:
-    """Where a cluster reads of the run's data after this head: what it has to have ahead of its steps, or to score on."""
+    """Return the cluster's spans of the run's data after this head: those it needs before its steps, or for scores."""
     if manifest.data.private and not manifest.scoring.voters:
         return ()
     if cluster in head.roster:
@@ -276,7 +278,7 @@ def reading(manifest: Manifest, cluster: str, head: Head) -> tuple[Span, ...]:
 
 
 def next_action(state: PhaseState) -> Train | Wait:
-    """What to do until the next turn."""
+    """Return the action until the next turn."""
     why = _why_wait(state)
     if why:
         return Wait(why)
@@ -302,8 +304,8 @@ def _why_wait(state: PhaseState) -> str:
 
 
 def _positions(state: PhaseState) -> list[int] | None:
-    """Of the next batch; None where the lease ends before it. On private data a cluster counts its own samples: the lease says how
-    many, and not which; who comes back begins elsewhere in them."""
+    """Return the positions of the next batch; None if the lease ends before it. On private data a cluster counts its own
+    samples: the lease gives only their number, and a cluster that returns begins elsewhere."""
     batch = state.manifest.training.batch_size
     if state.on_roster:
         leased = state.lease.positions(state.samples_read, batch)
@@ -316,7 +318,7 @@ def _positions(state: PhaseState) -> list[int] | None:
 
 
 def _own_positions(cluster: str, stay: bytes = b"") -> int:
-    """Where a cluster begins that is not counted, or that reads text of its own in this stay: any samples will do."""
+    """Return the first position of a cluster that is not counted, or reads private text in this stay: any samples serve."""
     return int.from_bytes(sha256(cluster.encode(), stay)[:6], "big")
 
 
@@ -369,7 +371,7 @@ def onto(state: PhaseState, head: Head) -> PhaseState:
 
 
 def _follow_lease(state: PhaseState) -> PhaseState:
-    """Samples are counted since the cluster joined: another lease starts its own count."""
+    """Count samples from the join: another lease starts its own count."""
     member, counted = state.head.roster.get(state.cluster), state.lease.counted
     if member is not None and member.joined != state.joined:
         return replace(state, joined=member.joined, samples_read=counted)

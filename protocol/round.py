@@ -1,8 +1,8 @@
-"""The coordinator's machine: `step(state, input, moment) -> state, effects`.
+"""Round machine of the coordinator: `step(state, input, moment) -> state, effects`.
 
-Everything that decides whether and when a round closes lives in this file; what is accepted lives in rules.py. The machine has no
-clock, no I/O and no randomness: a coordinator logs its inputs with their moments, and a restart that replays the inputs since the
-last commit stands in exactly the same state.
+This file contains every decision about whether and when a round closes; rules.py decides what is accepted. The machine
+has no clock, no I/O and no randomness. A coordinator logs its inputs with their times, and a restart that replays the
+inputs since the last commit reaches exactly the same state.
 
     round 0       claims ────────────────(start_clusters complete, equal states)────────────────► genesis commit
     every round   collecting ──(all heard contributed, or deadline)──► voting ──(all heard voted, or deadline)──► commit
@@ -10,11 +10,12 @@ last commit stands in exactly the same state.
                   collecting ──(deadline, nobody contributed, somebody claims)──────────────────────────────────► roster-only commit
     when trained  reports ───────────────(all heard reported, or deadline)──────────────────────► closing commit; finished
 
-Three rules about time. A deadline is learnt from the moments at which more than half of the roster, by standing, had contributed,
-or voted, in the last rounds and in this one: who lurks cannot stretch it. Clocks are stopped below quorum, while fewer than
-min_clusters are live, and go on with at least one grace left. After one grace claiming clusters take over: a link that is cut
-silences one peer after the other. Clocks start afresh when no cluster was live; for one grace the absent clusters are then waited
-for like the others. After a start nothing is signed before most of the roster is live, or a deadline passed.
+Three rules about time. A deadline is learned from the times at which more than half of the roster, by reputation, had
+contributed or voted, in the last rounds and in this one: silent members cannot extend it. Clocks are stopped below
+quorum, while fewer than min_clusters are live, and continue with at least one grace left. After one grace claiming
+clusters take over: a broken link silences one peer after the other. Clocks start again when no cluster was live; for
+one grace the absent clusters then count as expected. After a start nothing is signed before most of the roster is live,
+or a deadline passed.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Set
@@ -80,7 +81,7 @@ __all__ = [
 ]
 
 LONGEST_MS = (1 << 32) - 1
-"""What a commit can say of a duration: seven weeks."""
+"""Longest duration in a commit: seven weeks."""
 
 
 @dataclass(frozen=True)
@@ -93,19 +94,19 @@ class Clock:
     contributed_at: float | None = None
     """When more than half of the roster, by standing, had contributed …"""
     voted_at: float | None = None
-    """… and voted."""
+    """Time at which more than half had voted."""
     paused_at: float | None = None
-    """Since when fewer than min_clusters take part; None: the clock runs."""
+    """Start of the time below quorum; None: the clock runs."""
     heard_nobody: bool = False
     """During this pause."""
     awaited: bool = False
-    """Those who are missing said that they leave, or the pause has lasted a grace: not just until the next behind a line that was
-    cut is silent."""
+    """True once every absent member has left or the grace period is over. Before that, more members behind the same outage
+    may still drop."""
     measures: bool = True
     """Whether the round's times may teach later deadlines: not when waiting began afresh in it."""
     returning_until: float | None = None
-    """Where we had heard nobody: until then those who are not heard again yet are waited for like the others. In real time, that no
-    pause moves; None when all are heard."""
+    """After a time without live clusters: until then absent clusters count as expected. Real time, which no pause moves;
+    None when all are live."""
 
     def later(self, seconds: float) -> "Clock":
         def moved(at: float | None) -> float | None:
@@ -124,11 +125,11 @@ class RoundState:
     """When the round was opened, pauses included."""
     gathered: Gathered = field(default_factory=Gathered)
     absent: frozenset[str] = frozenset()
-    """Peers that are not heard; of the roster and of those who claim."""
+    """Peers that are not live, of the roster and of claiming clusters."""
     sealing: bool = False
     """A ballot was asked for and is not signed yet."""
     starting_since: float | None = None
-    """After a start, until enough of the roster is heard: nothing is signed."""
+    """Time of the start, until enough of the roster is live: nothing is signed before."""
     healed: bool = False
 
     @property
@@ -203,7 +204,7 @@ def _receive(state: RoundState, statement: Statement[object]) -> tuple[RoundStat
 
 
 def _taking_part(state: RoundState, peers: Set[str]) -> frozenset[str]:
-    """Whose absence means something: anybody can make identities, and nothing is kept of them."""
+    """Return the peers whose absence matters. Identities are free, so no state is stored for others."""
     return frozenset(peer for peer in peers if peer in state.head.roster or peer in state.gathered.claims)
 
 
@@ -215,9 +216,9 @@ def _gathering(state: RoundState, gathered: Gathered) -> RoundState:
 
 
 def _with_room(state: RoundState, kind: pb.Kind) -> Gathered:
-    """What is gathered; where no more claims (layouts) of strangers have room, without what those said who are gone (or claim
-    nothing): a round that does not close would keep it for ever. Who rests may know the run's state, and its word stays; where the
-    run's owner named everybody, nobody is a stranger."""
+    """Return the pool with room for a claim (layout) of an unknown peer. Without room, it drops statements of absent peers, or
+    of peers without a claim: an open round would store them for ever. Claims of suspended members are kept: they may have
+    the current state. With an allow-list no peer is unknown."""
     head, gathered, gone = state.head, state.gathered, set(state.absent)
     full = len(rules.strangers(gathered.claims, head)) >= rules.claims_kept(head)
     if kind == pb.KIND_CLUSTER:
@@ -229,7 +230,7 @@ def _with_room(state: RoundState, kind: pb.Kind) -> Gathered:
 
 
 def _differing(state: RoundState, reporter: str) -> list[Effect]:
-    """A report that differs stands against its author; while no two thirds agree, everybody looks again."""
+    """Return requests to replay: to a differing reporter, or to every cluster while no two thirds agree."""
     head, reports = state.head, state.gathered.reports
     known = rules.known_state(state.manifest, head, state.gathered)
     if known:
@@ -239,12 +240,13 @@ def _differing(state: RoundState, reporter: str) -> list[Effect]:
     others = {root for name, root in told.items() if name != reporter}
     if reporter not in told or others <= {told[reporter]}:
         return []
-    # Everybody is told once, and from then on each who says something: a name for each report, not all names.
+    # The first difference notifies every cluster; after that each new reporter is notified alone, not all names per
+    # report.
     return [Differ(head.round, tuple(sorted(told)) if len(others) == 1 else (reporter,))]
 
 
 def _refuse(state: RoundState, peer: str, reason: pb.Reason, detail: str) -> RoundState:
-    """Recorded while there is room; said once."""
+    """Record a rejection once, while there is room."""
     refusals = state.gathered.refusals
     entry = pb.Exclusion(peer=peer[: limits.TEXT_CHARACTERS], reason=reason, detail=detail[: limits.TEXT_CHARACTERS])
     if state.head.finished or len(refusals) >= limits.REFUSALS_PER_ROUND or entry in refusals:
@@ -253,7 +255,8 @@ def _refuse(state: RoundState, peer: str, reason: pb.Reason, detail: str) -> Rou
 
 
 def _attest(state: RoundState, attestation: pb.Attestation, moment: Moment) -> RoundState:
-    """Strangers' verdicts have half of the room. What has run out makes room, where nothing gathered rests on it."""
+    """Record a verdict. Verdicts on unknown peers have half of the room. Expired ones make room, unless a statement
+    depends on them."""
     if not state.manifest.attestation.kinds:
         return state  # no chain would take it
     gathered, peer = state.gathered, attestation.peer
@@ -268,7 +271,7 @@ def _attest(state: RoundState, attestation: pb.Attestation, moment: Moment) -> R
 
 
 def _verdicts_full(head: Head, gathered: Gathered, peer: str) -> bool:
-    """Whether there is no room for another verdict, on this peer."""
+    """Return whether there is no room for another verdict, on this peer."""
     strange = peer not in head.known_peers and len(rules.strangers(gathered.attested, head)) >= limits.ATTESTATIONS // 2
     return strange or len(gathered.attested) >= limits.ATTESTATIONS
 
@@ -277,8 +280,8 @@ def _verdicts_full(head: Head, gathered: Gathered, peer: str) -> bool:
 
 
 def _collect_seconds(state: RoundState) -> float:
-    """How long contributions are waited for. A deadline ends the waiting for stragglers; it never closes a round that would count
-    nobody while min_clusters are heard and may be working."""
+    """Return the seconds for contributions. A deadline ends the wait for slow clusters; it never closes a round without a
+    counted cluster while min_clusters are live and may be training."""
     upper, clock = state.manifest.rounds.deadline_seconds, state.clock
     if clock.measures and clock.contributed_at is not None:
         history = [ms / 1000 for ms in state.head.collect_history]
@@ -295,7 +298,7 @@ def next_deadline(state: RoundState) -> float | None:
 
 
 def _due(state: RoundState) -> float | None:
-    """When waiting ends, whoever is missing; None where it does not end by itself."""
+    """Return the time at which the wait ends despite missing clusters; None if it does not end by itself."""
     if state.head.finished:
         return None
     if state.starting_since is not None:
@@ -333,7 +336,7 @@ def _with_a_grace(state: RoundState, now: float) -> Clock:
 
 
 def _begin(state: RoundState, now: float) -> RoundState:
-    """A start is over: one grace long nothing is late, and those who are not heard yet are waited for."""
+    """End the start: for one grace nothing is late, and absent clusters count as expected."""
     state = replace(state, starting_since=None, healed=False)
     clock = state.clock if state.clock.paused_at is not None else _with_a_grace(state, now)
     until = now + _grace(state) if len(_heard(state)) < len(state.head.roster) else None
@@ -374,7 +377,7 @@ def _are_most(state: RoundState, done: Collection[str], least: int) -> bool:
 
 
 def _grace(state: RoundState) -> float:
-    """What is left to those who come back: time to be heard again and to say it again."""
+    """Return the time left for returning clusters to connect and repeat their statements."""
     return state.manifest.rounds.liveness_seconds
 
 
@@ -383,13 +386,12 @@ def _heard(state: RoundState) -> list[str]:
 
 
 def _staying(state: RoundState) -> set[str]:
-    """Of the roster: who is heard, and did not say that it leaves."""
+    """Return the clusters of the roster that are live and have not left."""
     return set(_heard(state)) - state.gathered.leaving()
 
 
 def _started(state: RoundState, now: float) -> bool:
-    """Return whether enough of the last roster is live since the start: the coordinator then has its statements. A roster
-    smaller than min_clusters has to be live as a whole; more clusters than it has would never come."""
+    """Return whether enough of the last roster is live since the start. A roster below min_clusters must be live as a whole."""
     roster = state.head.roster
     if state.starting_since is None or not roster:
         return True
@@ -425,7 +427,7 @@ def _progress(state: RoundState, moment: Moment) -> tuple[RoundState, list[Effec
 
 
 def _waiting(state: RoundState, done: Iterable[str]) -> set[str]:
-    """Roster clusters that are heard, or coming back, not leaving and not done."""
+    """Return roster clusters that are expected: live or returning, not leaving, not done."""
     returning = state.clock.returning_until is not None
     return set(state.head.roster if returning else _heard(state)) - set(done) - state.gathered.leaving()
 
@@ -449,7 +451,7 @@ def _all_contributed(state: RoundState) -> bool:
 
 
 def _complete(state: RoundState, wall_ms: int | None = None) -> Mapping[str, tuple[Cluster, bytes]]:
-    """Whole clusters that claim and are heard; with valid evidence at `wall_ms` where the run asks for it."""
+    """Return complete clusters that claim and are live; at `wall_ms` with valid evidence, if the run requires it."""
     complete = rules.complete_clusters(state.manifest, state.head, state.gathered)
     if state.manifest.attestation.kinds and wall_ms is not None:
         valid = chain.valid_attestations(state.head, state.gathered.attested.values(), wall_ms)
@@ -476,7 +478,7 @@ def _ask_for_ballot(state: RoundState) -> tuple[RoundState, list[Effect]]:
 
 
 def _noted(state: RoundState, moment: Moment) -> Gathered:
-    """What is gathered, with notes on who is not heard and whose evidence has run out."""
+    """Return the pool with notes on absent clusters and expired evidence."""
     head, notes = state.head, []
     for name in sorted(state.absent & {*head.roster, *state.gathered.claims}):
         notes.append(pb.Exclusion(peer=name, reason=pb.REASON_ABSENT))
@@ -522,7 +524,7 @@ def close(state: RoundState, moment: Moment) -> tuple[RoundState, SealCommit]:
 
 
 def _still_waiting(state: RoundState, head: Head, moment: Moment) -> dict[str, pb.Attestation]:
-    """Valid verdicts of peers that the new roster does not name, as many as have room: they may claim in the next round."""
+    """Return valid verdicts on peers outside the new roster, up to the bound: they may claim in the next round."""
     valid = chain.valid_attestations(state.head, state.gathered.attested.values(), moment.wall_ms)
     waiting, half = sorted(valid.keys() - head.attestations.keys()), limits.ATTESTATIONS // 2
     known = [peer for peer in waiting if peer in head.known_peers]
@@ -530,14 +532,15 @@ def _still_waiting(state: RoundState, head: Head, moment: Moment) -> dict[str, p
 
 
 def inherited(state: RoundState) -> list[Input]:
-    """The inputs that make a round of `start`, all at the moment of the commit before it: what a log keeps of a closed round."""
+    """Return the inputs that recreate a round of `start`, all at the time of the commit before it: a log stores them for a
+    closed round."""
     attested = [Attested(item) for item in state.gathered.attested.values()]
     until = state.clock.returning_until
     returning = [] if until is None else [Returning(until)]
     return [Tick(), *attested, *(Absent(peer) for peer in sorted(state.absent)), *returning]
 
 
-# What people see.
+# Views.
 
 
 def phase_of(state: RoundState) -> str:

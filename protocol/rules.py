@@ -1,11 +1,11 @@
-"""What is accepted: one row per kind of statement, the same for whoever looks.
+"""Rules of acceptance: one row per kind of statement, the same for every reader.
 
     judge(manifest, head, gathered, statement) -> judgement, gathered'
 
-This file does not know whose side it is on: the coordinator asks it about what arrives, nodes and `dilocox verify` ask about what
-a commit holds, the simulation asks it about both. A statement is ACCEPTed, IGNOREd (harmless and without effect: a repeat, or
-for another moment) or REJECTed with its reason; what is gathered changes exactly where the statement may stand in the next commit.
-It is folded again in the commit's own order, so what it holds may not lean on what another kind of statement said before it.
+This file is blind to roles. The coordinator judges arriving statements with it, nodes and `dilocox verify` judge
+commits, the simulation judges both. A statement is ACCEPTed, IGNOREd (harmless and without effect: a repeat, or for
+another time) or REJECTed with its reason. The pool changes exactly when the statement may be in the next commit.
+Commits are replayed in canonical order, so a rule must not depend on earlier statements of another kind.
 
     kind          ACCEPT when                                              IGNORE                       REJECT
     claim         admitted, made now, holds the state known so far         repeat, older, stale         NOT_ADMITTED, WRONG_BASE …
@@ -16,8 +16,8 @@ It is folded again in the commit's own order, so what it holds may not lean on w
     receipt       its sender is on the ballot that it names                repeat, no such ballot       NOT_ON_ROSTER, MALFORMED
     state report  the sender is on the roster                              repeat, other round          NOT_ON_ROSTER
 
-Two different statements in one slot are REJECTed with EQUIVOCATION, and both kept as its proof. A claim whose state only other
-statements contradict is REJECTed, and kept: it takes no seat.
+Two different statements in one slot are REJECTed with EQUIVOCATION, and both are stored as its proof. A claim whose
+state only other statements contradict is REJECTed, and stored: it takes no seat.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -63,7 +63,7 @@ class Judgement(NamedTuple):
     reason: pb.Reason = pb.REASON_UNSPECIFIED
     detail: str = ""
     valid_until_ms: int = 0
-    """Of accepted evidence: its verdict does not count from then on; milliseconds since 1970."""
+    """End of the verdict on accepted evidence; milliseconds since 1970."""
 
 
 ACCEPT = Judgement(Outcome.ACCEPT)
@@ -91,7 +91,7 @@ def judge(manifest: Manifest, head: Head, gathered: Gathered, statement: Stateme
     return JUDGES[statement.kind](manifest, head, gathered, statement)
 
 
-# Who is on the roster: claims, clusters, leaves.
+# Roster: claims, layouts, departures.
 
 
 def _claim(manifest: Manifest, head: Head, gathered: Gathered, statement: Statement[pb.Claim]) -> Judged:
@@ -115,28 +115,28 @@ def _claim(manifest: Manifest, head: Head, gathered: Gathered, statement: Statem
     if claims is None:
         return _repeat_or_older(gathered.claims.get(statement.peer), statement), gathered
     room = claims_kept(head)
-    # Who made the state that the round starts from finds room whoever crowds in: a run that sleeps wakes by them.
+    # Builders of the current state are exempt from the cap; a stalled run restarts through them.
     claims = _bounded(claims, head, room)
     if not holds(claims.get(statement.peer), statement):
         return ignore(pb.REASON_RATE, f"{room} peers are waiting already"), gathered
     known = known_state(manifest, head, gathered)
     after = replace(gathered, claims=claims, leaves=_of_those_here(gathered.leaves, head, claims))
-    # What is known so far depends on who spoke first. It decides the answer, not what is gathered: `seats` looks at the end.
+    # The known state depends on the order of arrival. It decides the answer, not the pool: `seats` judges at the end.
     return (WRONG_STATE if known and body.state != known else _once(claims[statement.peer])), after
 
 
 def claims_kept(head: Head) -> int:
-    """How many claims of strangers have room: before the genesis commit all are strangers."""
+    """Return the most claims of unknown peers: before the genesis commit all peers are unknown."""
     return limits.CLAIMS if head.round else limits.CLUSTERS
 
 
 def layouts_kept(head: Head) -> int:
-    """How many layouts of strangers have room."""
+    """Return the most layouts of unknown peers."""
     return limits.LAYOUTS if head.round else limits.FIRST_LAYOUTS
 
 
 def _of_those_here(leaves: Mapping[str, Slot], head: Head, claims: Mapping[str, Slot]) -> Mapping[str, Slot]:
-    """Without those of strangers whose claims made room for others."""
+    """Return the departures without those of unknown peers whose claims were dropped for others."""
     return {peer: slot for peer, slot in leaves.items() if peer in head.roster or peer in claims}
 
 
@@ -164,12 +164,13 @@ def _once(slot: Slot) -> Judgement:
 
 
 def strangers(peers: Iterable[str], head: Head) -> list[str]:
-    """Of these peers. Anybody can be so many of them as he likes: what is kept of them is bounded."""
+    """Return the unknown ones of these peers. Identities are free, so what is stored for unknown peers is bounded."""
     return [peer for peer in peers if peer not in head.known_peers]
 
 
 def _bounded(slots: dict[str, Slot], head: Head, cap: int) -> dict[str, Slot]:
-    """At most `cap` of strangers: those with the smallest hash of head and digest, whoever came first."""
+    """Return at most `cap` statements of unknown peers: those with the smallest hash of head and digest, whatever their
+    order."""
     strange = strangers(slots, head)
     if len(strange) <= cap:
         return slots
@@ -223,10 +224,10 @@ def _leave(manifest: Manifest, head: Head, gathered: Gathered, statement: Statem
 
 
 def complete_clusters(manifest: Manifest, head: Head, gathered: Gathered) -> dict[str, tuple[Cluster, bytes]]:
-    """Clusters that ask for a seat and are whole, with the state root that all their hosts claim to hold.
+    """Return complete clusters that claim a seat, with the state root that all their hosts claim to have.
 
-    A box alone is a cluster of its own name. A larger one is whole when its lead's newest layout is named by the newest claim of
-    every host: so nobody is made a host without consent, and nobody is a host twice.
+    A host alone is a cluster of its own name. A larger cluster is complete when the newest claim of every host names
+    its lead host's newest layout: so every host has consented, and none is in two clusters.
     """
     claiming, next_round = gathered.claiming(), head.round + 1
     found: dict[str, tuple[Cluster, bytes]] = {}
@@ -375,7 +376,7 @@ def _state_report(manifest: Manifest, head: Head, gathered: Gathered, statement:
 
 
 def told_states(gathered: Gathered, clusters: Iterable[str]) -> dict[str, bytes]:
-    """What each of these clusters says the state is: by replay, else by report, else by the claim of one that came back."""
+    """Return each cluster's state: by replay, else by report, else by the claim of a cluster that returned."""
     told: dict[str, bytes] = {}
     claiming = gathered.claiming()
     for name in clusters:
@@ -387,9 +388,9 @@ def told_states(gathered: Gathered, clusters: Iterable[str]) -> dict[str, bytes]
 
 
 def known_state(manifest: Manifest, head: Head, gathered: Gathered) -> bytes:
-    """The state root that the open round starts from, as far as it follows from the chain; empty where it does not yet.
+    """Return the state root that the open round starts from, as far as the chain implies it; empty otherwise.
 
-    Either the chain says it, or two thirds, by standing, of the clusters that were last counted do.
+    Either the chain contains it, or two thirds, by reputation, of the clusters counted last report it.
     """
     if head.state:
         return head.state

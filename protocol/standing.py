@@ -1,7 +1,7 @@
-"""Standing: what an identity has earned, in rounds. It weighs votes, draws, medians and the work itself.
+"""Reputation: what an identity has earned, in rounds. It weights votes, draws, medians and the work.
 
-Where a run is open identities cost nothing, so a new one says little: a hundred of them outvote nobody before their work has
-counted for as long as others' has. In a run with an allow-list the owner named everybody, and all stand equal.
+In an open run identities are free, so a new one has little weight: a hundred of them outvote no cluster before their
+work has been counted for as long. In a run with an allow-list the owner names all clusters, and all are equal.
 
     takes a seat in the genesis commit        as many rounds as there are to earn: at the beginning all stand equal, or, where the
                                               manifest names founders (admission.allow of an open run), those
@@ -12,9 +12,10 @@ counted for as long as others' has. In a run with an allow-list the owner named 
     refused for what it did                   a quarter of all less
     signed two different things for one slot  one is left
 
-Nobody weighs more in a vote than all others together: one cluster whose line is broken, or who left its senses, stops no run.
+No cluster has more weight in a vote than all others together: one cluster with a broken link, or a faulty one, cannot
+stop a run.
 
-Only commits that count somebody change it. It is read off the chain: nobody is asked, and everybody has the same.
+Only commits that count a cluster change it. It follows from the chain alone, so every peer computes the same.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -29,7 +30,7 @@ __all__ = ["Record", "after", "by_standing", "capped", "excess", "newcomer", "sa
 NEWCOMER_SHARE = 16
 """A newcomer has one of so many parts of what there is to earn …"""
 REFUSAL_SHARE = 4
-"""… and who is refused loses one of so many."""
+"""Divisor of the loss for a rejected contribution."""
 NOBODYS_FAULT = frozenset(
     {
         pb.REASON_ABSENT,
@@ -47,20 +48,20 @@ NOBODYS_FAULT = frozenset(
 
 
 class Record(NamedTuple):
-    """Of an identity: what the chain says of its work."""
+    """Record of an identity's work, from the chain."""
 
     earned: int
-    """In rounds: its standing. 1 where all stand equal."""
+    """Reputation in rounds; 1 where all are equal."""
     counted: int = 0
     """Rounds."""
     refused: int = 0
-    """For what it did."""
+    """Contributions rejected for their effect."""
     scored: int = 0
-    """Of the counted and the refused: by how many its committee measured what its work does."""
+    """Counted and rejected contributions whose effect a committee measured."""
     audited: int = 0
-    """Audits of its work of which somebody told what it found."""
+    """Audits of its work with a reported result."""
     lacking: int = 0
-    """Rounds in which those drawn to ask found it without a share that it should keep."""
+    """Rounds in which probes found a shard missing that it should store."""
 
 
 def newcomer(manifest: Manifest) -> Record:
@@ -68,12 +69,12 @@ def newcomer(manifest: Manifest) -> Record:
 
 
 def say(manifest: Manifest, standings: Mapping[str, Record], name: str) -> int:
-    """How much this identity weighs: at least 1."""
+    """Return the voting weight of an identity: at least 1."""
     return (standings.get(name) or newcomer(manifest)).earned if manifest.standing.rounds else 1
 
 
 def share(manifest: Manifest, standings: Mapping[str, Record], name: str) -> float:
-    """Of what there is to earn: 1 where all stand equal."""
+    """Return the earned fraction of the full reputation; 1 where all are equal."""
     return say(manifest, standings, name) / max(1, manifest.standing.rounds)
 
 
@@ -83,18 +84,18 @@ def by_standing(manifest: Manifest, standings: Mapping[str, Record], names: Iter
 
 
 def total(manifest: Manifest, standings: Mapping[str, Record], names: Iterable[str]) -> int:
-    """What they weigh together."""
+    """Return the sum of voting weights."""
     return sum(say(manifest, standings, name) for name in names)
 
 
 def capped(says: Mapping[str, int]) -> dict[str, int]:
-    """These, none above all others together; a lone one keeps what it has."""
+    """Return the weights, with none above all others together; a single one stays."""
     everybody = sum(says.values())
     return {name: weight - excess(weight, everybody) for name, weight in says.items()}
 
 
 def excess(weight: int, everybody: int) -> int:
-    """By how much one weighs more than all others together; 0 for a lone one. `everybody`: what they weigh with it."""
+    """Return by how much one weight exceeds all others together; 0 for a single one. `everybody`: their sum, including it."""
     return max(0, 2 * weight - everybody) if everybody > weight else 0
 
 
@@ -108,9 +109,9 @@ def after(
     seated: Collection[str],
     genesis: bool,
 ) -> dict[str, Record]:
-    """By cluster, after a commit that counts these and seats those: of all who are seated, and of those who left with more than a
-    newcomer has. `excluded`: why roster clusters do not count; `records`: by field of a record, the clusters whose field counts one
-    more; `penalized`: clusters that count and lose reputation all the same."""
+    """Return the records by cluster after a commit: of all seated clusters, and of departed ones with more than a
+    newcomer's. `excluded`: reasons why roster clusters do not count; `records`: by field of a record, clusters whose
+    field counts one more; `penalized`: clusters that count and still lose reputation."""
     founders = set(manifest.admission.allow or seated) if genesis else set[str]()
     full, fresh = Record(max(1, manifest.standing.rounds)), newcomer(manifest)
     known = {**{name: full if name in founders else fresh for name in seated}, **standings}
@@ -133,7 +134,7 @@ def _after_a_round(manifest: Manifest, before: Record, counted: bool, why: pb.Re
     most = manifest.standing.rounds
     if not most:
         return record
-    if counted and penalized:  # it is looked for in one round of eight: a round's worth would be earned again before the next
+    if counted and penalized:  # probed in one round of eight: a round's worth would be earned again before the next probe
         return record._replace(earned=_down(manifest, record.earned, max(1, most // REFUSAL_SHARE)))
     if counted:
         return record._replace(earned=min(most, record.earned + 1))

@@ -1,4 +1,4 @@
-"""Where a node stands, in words for people: a projection of the member machine and of what its workers do."""
+"""Status of a node, in words: a projection of the member machine and of the workers' state."""
 
 from dataclasses import dataclass
 
@@ -26,8 +26,8 @@ class Status:
 
 
 def status(state: MemberState, workers: Status | None, pause: str = "") -> Status:
-    """Where this node stands: the first row that applies. `workers`: what they do; None before they are up. `pause`: why it takes
-    no part for a while, or soon will not."""
+    """Return the node's status: the first row that applies. `workers`: their state; None before they are up. `pause`: why
+    it is paused, or will be."""
     head = state.head
     away = state.turned_away
     if head.finished:

@@ -1,11 +1,11 @@
-"""Count of a round: which clusters count, with which weight, and why the others do not. It is a pure function of signed statements,
-so anybody can verify a commit.
+"""Count of a round: counted clusters, their weights, and reasons for the others. It is a pure function of signed
+statements, so anybody can verify a commit.
 
-Voters are the clusters that contributed and voted. A cluster that does not vote does not count, unless it left in between, and
-delays nobody. A contribution counts when at least half of the other voters, by voting weight, and at least one, accepted it. A lone
-one counts only where the manifest's `min_clusters` is 1. The run's checks (checks/) come first: a cluster that one of them convicts
-neither counts nor votes, and a contribution that one of them refuses does not count. A voter that rejects a contribution for its
-effect alone counts as if it had accepted it, because the contribution is well made.
+Voters are the clusters that contributed and voted. A cluster that does not vote does not count, unless it left
+meanwhile, and delays no other one. A contribution counts when at least half of the other voters, by voting weight, and
+at least one, accepted it. A single one counts only if the manifest's `min_clusters` is 1. The run's checks
+(protocol/checks) come first: a convicted cluster neither counts nor votes, and a refused contribution does not count. A
+voter that rejects a contribution for its effect alone counts as an acceptance, because the contribution is well formed.
 """
 
 from collections.abc import Container, Mapping, Sequence
@@ -29,26 +29,26 @@ __all__ = ["Tally", "tally"]
 @dataclass(frozen=True)
 class Tally:
     counted: Mapping[str, Statement[pb.Contribution]]
-    """By cluster, in the order of the mean."""
+    """Contributions by cluster, in the order of the mean."""
     excluded: Sequence[pb.Exclusion]
     state: bytes
-    """The state root that the counted built on; empty where nobody counts."""
+    """State root on which the counted clusters built; empty if none counts."""
     norm: int
     """Their lower median norm code that is not 0."""
     weights: Mapping[str, int]
-    """In the mean, by cluster."""
+    """Weights in the mean, by cluster."""
     clips: Mapping[str, int]
     """Norm codes above clip_ratio times that median, by cluster."""
     loss: float
-    """Mean training loss; 0 where nobody says one."""
+    """Mean training loss; 0 if no cluster reports one."""
     records: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """By field of a reputation record: clusters whose record counts one more, as the run's checks found."""
+    """Clusters whose reputation record counts one more, by field, as the run's checks found."""
     penalized: frozenset[str] = frozenset()
     """Clusters that lose reputation although they count."""
 
 
 def tally(manifest: Manifest, head: Head, gathered: Gathered, absent: Container[str]) -> Tally:
-    """`absent`: roster clusters that were not heard from when the round closed."""
+    """Count a round. `absent`: roster clusters that were not live when the round closed."""
     reasons = _without_a_vote(manifest, head, gathered, absent)
     says = standing.by_standing(manifest, head.standings, gathered.listed())
     found = _checked(manifest, head, gathered, says, reasons)
@@ -93,14 +93,14 @@ def _checked(manifest: Manifest, head: Head, gathered: Gathered, says: Mapping[s
 
 
 def _mean_loss(accepted: Mapping[str, Statement[pb.Contribution]], weights: Mapping[str, int]) -> float:
-    """Of those that say theirs; 0 where none does."""
+    """Return the mean of the reported losses; 0 if there is none."""
     said = {name: statement.body.loss for name, statement in accepted.items() if statement.body.loss}
     return sum(loss * weights[name] for name, loss in said.items()) / max(1, sum(weights[name] for name in said))
 
 
 def _without_a_vote(manifest: Manifest, head: Head, gathered: Gathered, absent: Container[str]) -> dict[str, Why]:
-    """Roster clusters that did not both contribute and vote, once each. Where the round was closed for those who asked for a seat,
-    nobody who stayed was late."""
+    """Return roster clusters that did not both contribute and vote, once each. If the round was closed for claiming
+    clusters, no remaining cluster was late."""
     reasons: dict[str, Why] = {}
     leaving, least = gathered.leaving(), manifest.rounds.min_clusters
     stayed = [name for name in head.roster if name not in absent and name not in leaving]
@@ -148,7 +148,7 @@ def _accepted(
         well_made_for = found.well_made.get(name, frozenset())
         others = everybody - says[name] * (name in gathered.receipts)
         votes = int(heavy[index[name]]) + sum(says[voter] for voter in well_made_for)
-        if voters and voters[first] != name:  # nobody weighs more than all others together
+        if voters and voters[first] != name:  # no cluster has more weight than all others together
             over = standing.excess(says[voters[first]], others)
             votes -= over * bool(yes[first, index[name]] or voters[first] in well_made_for)
             others -= over
@@ -170,8 +170,8 @@ def _accepted(
 
 
 def _drop_copies(accepted: dict[str, Statement[pb.Contribution]], votes: Mapping[str, int], reasons: dict[str, Why]) -> None:
-    """One set of leaves counts once. Whose it is stands in the payloads, which voters have read: the copy has fewer of their votes;
-    where it has not, nobody can tell, and none of them counts."""
+    """Count identical payload indexes once. The payloads name their owner, and voters have read them: the copy has fewer
+    votes. Without such votes the owner is unknown, and none of them counts."""
     groups: dict[bytes, list[str]] = {}
     for name, statement in accepted.items():
         groups.setdefault(statement.body.leaves, []).append(name)
@@ -204,21 +204,21 @@ NO_FINDINGS = frozenset(
         pb.REASON_LEFT,
     }
 )
-"""What the chain shows, or a committee decides, and no voter finds alone: said by one, it is no reason."""
+"""Reasons that the chain or a committee decides, and no single voter: in a vote they are no reason."""
 
 
 @dataclass(frozen=True)
 class Complaint:
-    """What voters say of a contribution."""
+    """Reasons of the voters against a contribution."""
 
     reason: pb.Reason
     voters: int = 0
     says: int = 0
-    """What those weigh."""
+    """Sum of their voting weights."""
 
 
 def _complaints(gathered: Gathered, voters: Sequence[str], says: Mapping[str, int]) -> dict[int, dict[pb.Reason, Complaint]]:
-    """By contribution on the ballot and reason."""
+    """Return complaints by contribution on the ballot and reason."""
     found: dict[int, dict[pb.Reason, Complaint]] = {}
     for name in voters:
         for finding in gathered.receipts[name][0].body.findings:
@@ -230,7 +230,8 @@ def _complaints(gathered: Gathered, voters: Sequence[str], says: Mapping[str, in
 
 
 def _complaint(complaints: Mapping[pb.Reason, Complaint] | None, others: int, few: str) -> Why:
-    """The commonest complaint, by standing; of equal ones the first of the enum. `few`: what to say where nobody has one."""
+    """Return the commonest complaint, by voting weight; of equal ones the first of the enum. `few`: the result without
+    any."""
     if not complaints:
         return pb.REASON_TOO_FEW_ACCEPTS, few
     told = min(complaints.values(), key=lambda each: (-each.says, each.reason))

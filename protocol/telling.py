@@ -1,4 +1,4 @@
-"""What of the round machine's steps people want to know: events, from the states before and after an input."""
+"""Events of the round machine, from the states before and after an input."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -27,8 +27,9 @@ __all__ = ["Telling"]
 
 
 class Telling:
-    """Of one coordinator. Remembers when whose contribution and vote came in the open round: one of each cluster of the roster.
-    What strangers can cause is told at most `limits.STRANGERS_TOLD` times a round: it must not wash away what was told before."""
+    """Events of one coordinator. It remembers the arrival of each cluster's contribution and vote in the open round.
+    Events that unknown peers can cause are limited to `limits.STRANGERS_TOLD` a round: they must not displace other
+    events."""
 
     def __init__(self) -> None:
         self._begin()

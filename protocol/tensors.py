@@ -1,10 +1,10 @@
-"""The tensors of each stage: names, shapes and initial distribution, as the manifest implies them.
+"""Tensors of each stage: names, shapes and initial distribution, derived from the manifest.
 
-Part of the protocol because payload layouts, state blobs and their digests follow this order. Names are those of transformers'
-…ForCausalLM of the family; a test compares them with the real modules. Output embeddings are never tied to input
-embeddings: stages do not share parameters.
+Payload layouts, state blobs and their digests follow this order, so it is part of the protocol. Names are those of
+transformers' …ForCausalLM of the family; a test compares them with the real modules. Output embeddings are never tied
+to input embeddings: stages do not share parameters.
 
-Of a run on adapters (`model.lora`) a stage's tensors are these, and its weights are frozen: they lie in blobs of their own.
+In a run on adapters (`model.lora`) a stage's tensors are the adapters; its frozen weights are in blobs of their own.
 """
 
 import itertools
@@ -51,7 +51,7 @@ EMBEDDING_STD = 0.02
 
 @lru_cache
 def units(model: Model) -> tuple[tuple[TensorSpec, ...], ...]:
-    """What a stage boundary may fall between: the embedding, each layer, the norm with the head."""
+    """Return the units between which a stage boundary may be: the embedding, each layer, the norm with the head."""
     config = model.config
     embedding = (TensorSpec(EMBEDDING, (config.vocab_size, config.hidden_size), EMBEDDING_STD),)
     head = (
@@ -64,7 +64,7 @@ def units(model: Model) -> tuple[tuple[TensorSpec, ...], ...]:
 def _layer(config: Config, index: int) -> tuple[TensorSpec, ...]:
     hidden, middle = config.hidden_size, config.intermediate_size
     queries, keys = config.head_dim * config.num_attention_heads, config.head_dim * config.num_key_value_heads
-    # 1/sqrt(fan-in) keeps activations at unit scale whatever the width; what writes into the residual stream is
+    # 1/sqrt(fan-in) keeps activations at unit scale for any width. Matrices that write into the residual stream are
     # scaled down by the number of such writes (GPT-2's rule).
     std, residual = 1 / math.sqrt(hidden), 1 / math.sqrt(2 * config.num_hidden_layers)
     outward = 1 / math.sqrt(queries) * residual
@@ -137,7 +137,7 @@ def stage_weights(model: Model, stage: int) -> tuple[TensorSpec, ...]:
 
 @lru_cache
 def stage_tensors(model: Model, stage: int) -> tuple[TensorSpec, ...]:
-    """What the run trains of the stage, in the order of payloads and states: its weights, or their adapters."""
+    """Return the trained tensors of a stage, in the order of payloads and states: its weights, or their adapters."""
     return tuple(_trained(model, stage_weights(model, stage)))
 
 
@@ -161,23 +161,23 @@ def _adapters(lora: Lora, spec: TensorSpec) -> Iterator[TensorSpec]:
 
 
 def parameter_count(model: Model) -> int:
-    """Of the whole model, whatever is trained of it; without adapters."""
+    """Return the parameters of the whole model, trained or not; without adapters."""
     return sum(spec.elements for unit in units(model) for spec in unit)
 
 
 def trained_count(model: Model) -> int:
-    """Of its parameters, or of their adapters."""
+    """Return the trained parameters: all, or those of the adapters."""
     return sum(spec.elements for spec in _all_tensors(model))
 
 
 def state_bytes(model: Model, stage: int) -> int:
-    """Of a stage's state blob: Θ and momentum, float32."""
+    """Return the bytes of a stage's state blob: Θ and momentum, float32."""
     return 2 * 4 * sum(spec.elements for spec in stage_tensors(model, stage))
 
 
 def phase_bytes(model: Model, muon: bool, stage: int | None = None) -> int:
-    """Of a stage, None: of all, in the middle of a phase, float32: each parameter; of AdamW its number of steps for each tensor and
-    two moments, of Muon one."""
+    """Return the bytes of a stage (None: all stages) in the middle of a phase, float32: each parameter; for AdamW a step
+    count and two moments of each tensor, for Muon one moment."""
     specs = _all_tensors(model) if stage is None else stage_tensors(model, stage)
     return 4 * sum(2 * spec.elements if muon and spec.hidden else 3 * spec.elements + 1 for spec in specs)
 

@@ -1,9 +1,9 @@
-"""Who signs a run's commits: the manifest's coordinator, until the run's owner appoints another.
+"""Terms: the coordinator that signs a run's commits. The manifest names the first; the run's owner appoints others.
 
-An appointment names the last commit that stands, by its digest; the commit that follows carries the appointment, so a chain proves
-by itself who may sign it. Each begins a new term. Two commits of one round in one term prove that their signer made two chains; the
-owner's next appointment says which commits are the run's, and ends the halt. Where a run starts again from an archive, it also
-names the state that its round starts from.
+An appointment names the last valid commit by its digest, and the next commit contains the appointment: so a chain alone
+proves its signers. Each appointment begins a new term. Two commits of one round in one term prove a fork by their
+signer. The owner's next appointment then chooses the run's commits, and ends the halt. If a run starts again from an
+archive, it also names the state that its round starts from.
 """
 
 from dataclasses import replace
@@ -18,7 +18,7 @@ __all__ = ["appoint", "coordinator_of", "forked_round", "open_appointment"]
 
 
 def open_appointment(manifest: Manifest, envelope: pb.Envelope | bytes) -> Statement[pb.Appointment]:
-    """The owner's word. Raises RemoteError where it is not."""
+    """Open the owner's appointment. Raises RemoteError if it is not one."""
     appointment: Statement[pb.Appointment] = open_envelope(envelope, manifest.run_id, (pb.KIND_APPOINTMENT,))
     if appointment.peer != manifest.owner:
         raise RemoteError(pb.REASON_BAD_SIGNATURE, f"an appointment by {appointment.peer}, who is not the run's owner")
@@ -26,20 +26,21 @@ def open_appointment(manifest: Manifest, envelope: pb.Envelope | bytes) -> State
 
 
 def coordinator_of(manifest: Manifest, appointment: Statement[pb.Appointment] | None) -> str:
-    """Peer id of who signs under the owner's newest word."""
+    """Return the peer id of the coordinator under the owner's latest appointment."""
     return str(appointment.body.coordinator) if appointment is not None else manifest.coordinator
 
 
 def appoint(manifest: Manifest, head: Head, envelope: pb.Envelope) -> Head:
-    """The head from which the appointed coordinator goes on. Raises RemoteError where the appointment is not for this head."""
+    """Return the head from which the appointed coordinator continues. Raises RemoteError if the appointment is not for
+    this head."""
     appointment = open_appointment(manifest, envelope)
     body = appointment.body
     if (body.round, body.head) != (head.round, head.digest):
         raise RemoteError(pb.REASON_WRONG_HEAD, f"the appointment of term {body.term} names another commit {body.round - 1}")
     if body.term <= head.term:
         raise RemoteError(pb.REASON_STALE_ROUND, f"the appointment of term {body.term} came in term {head.term}")
-    # What the chain says already, nobody says otherwise. Else its owner may: strangers never say what a run's model is, and who
-    # made it may be gone.
+    # A state in the chain is final. Otherwise the owner may name one: unknown peers never define a run's model, and its
+    # makers may be gone.
     state = head.state or body.state
     return replace(head, coordinator=body.coordinator, term=body.term, appointment=appointment.envelope, state=state)
 

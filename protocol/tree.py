@@ -1,9 +1,10 @@
-"""A Merkle tree whose proofs need no directions, as contracts check them: merit (merit.py), shares of blobs (shares.py).
+"""Merkle tree whose proofs need no directions, as contracts verify them: for merit and for erasure shards.
 
     node    SHA-256(1 ‖ the smaller child ‖ the larger child)
 
-Leaves are 32 bytes, hashes of what does not begin with a 1, or has not 65 bytes: so none passes for a node. Where a level is odd
-its last one goes up as it is. Where the place of a leaf matters, the leaf says it.
+Leaves are 32 bytes: hashes of data that does not begin with a 1, or is not 65 bytes long, so none can pass for a node.
+On a level with an odd number of nodes the last one moves up unchanged. If the position of a leaf matters, the leaf
+contains it.
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ def node(one: bytes, other: bytes) -> bytes:
 
 
 class Tree:
-    """For who asks it for many proofs."""
+    """Tree for many proofs."""
 
     def __init__(self, leaves: Sequence[bytes]) -> None:
         self._levels = _levels(leaves)
@@ -29,7 +30,7 @@ class Tree:
         return self._levels[-1][0] if self._levels[0] else sha256()
 
     def proof(self, index: int) -> list[bytes]:
-        """The siblings on the way from this leaf to the root."""
+        """Return the siblings between this leaf and the root."""
         found = list[bytes]()
         for level in self._levels[:-1]:
             if index ^ 1 < len(level):
@@ -44,12 +45,12 @@ def root(leaves: Sequence[bytes]) -> bytes:
 
 
 def proof(leaves: Sequence[bytes], index: int) -> list[bytes]:
-    """The siblings on the way from this leaf to the root."""
+    """Return the siblings between this leaf and the root."""
     return Tree(leaves).proof(index)
 
 
 def climb(leaf: bytes, proof: Sequence[bytes]) -> bytes:
-    """The root of the tree in which the proof stands for the leaf."""
+    """Return the root of the tree in which the proof is valid for the leaf."""
     digest = leaf
     for sibling in proof:
         digest = node(digest, sibling)
@@ -57,7 +58,7 @@ def climb(leaf: bytes, proof: Sequence[bytes]) -> bytes:
 
 
 def _levels(leaves: Sequence[bytes]) -> list[list[bytes]]:
-    """From the leaves to the root."""
+    """Return the levels, from the leaves to the root."""
     levels = [list(leaves)]
     while len(levels[-1]) > 1:
         below = levels[-1]

@@ -1,4 +1,4 @@
-"""What a cluster votes: its receipt, from what it found of everything on the ballot."""
+"""Vote of a cluster, from its verdicts on everything on the ballot."""
 
 from collections.abc import Mapping
 
@@ -11,7 +11,7 @@ __all__ = ["ACCEPTED", "REFUSED", "receipt"]
 
 ACCEPTED: Verdict = (pb.REASON_UNSPECIFIED, 0)
 REFUSED: Verdict = (pb.REASON_UNAVAILABLE, 0)
-"""What was not judged when time pressed."""
+"""Verdict on contributions that were not judged when time was short."""
 
 
 def receipt(

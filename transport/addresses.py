@@ -8,7 +8,7 @@ from urllib.parse import unquote
 __all__ = ["Endpoint", "address_of", "endpoint_of", "endpoint_of_socket", "network_of"]
 
 NETWORK_BITS = 64
-"""Of an IPv6 address: an access line gets a whole network of this size, so one caller has all of its addresses."""
+"""Prefix length of an IPv6 network: a home gets a whole network of this size, so one caller has all of its addresses."""
 
 
 class Endpoint(NamedTuple):
@@ -34,7 +34,7 @@ def endpoint_of_socket(peer: Sequence[Any]) -> Endpoint:
 
 
 def _plain(address: str) -> str:
-    """Write an address the same way, whether gRPC or the socket module names it, and whichever family its socket has."""
+    """Normalise an address, whether gRPC or the socket module wrote it, and for either family of its socket."""
     bare = address.partition("%")[0]
     return bare.removeprefix("::ffff:") if "." in bare else bare
 

@@ -1,9 +1,10 @@
-"""A content-addressed blob store on disk.
+"""Content-addressed blob store on disk.
 
-A blob's digest is SHA-256 over its size and the SHA-256 of each 4 MiB chunk, so every chunk is checked the moment it arrives and a
-download resumes at the first chunk it lacks. The state hash of a stage is the digest of its state blob: one mechanism for both.
+A blob's digest is SHA-256 over its size and the SHA-256 of each 4 MiB chunk. So every chunk is checked on arrival, and
+a download resumes at the first missing chunk. The state hash of a stage is the digest of its state blob: one mechanism
+for both.
 
-A blob appears under its name only when it is complete and on disk; what a crash leaves behind is a `.part`, which a later download
+A blob appears under its name only when it is complete and on disk. A crash leaves a `.part`, which a later download
 resumes and a sweep removes.
 """
 
@@ -110,7 +111,7 @@ def _chunks_of(path: Path) -> Iterator[memoryview]:
 
 
 _LIFE = os.urandom(8).hex()
-"""Of this process. A process id is not: in a container every restart has the same."""
+"""Incarnation of this process. A process id is none: in a container every restart has the same."""
 PART, PUSHED = ".part", ".pushed"
 """Suffixes of blobs that are still coming: fetched by us, pushed by others."""
 
@@ -123,12 +124,12 @@ class BlobStore:
     """Blobs in one folder: `<digest>` beside `<digest>.index`, the chunk hashes."""
 
     def __init__(self, folder: Path, ours: bool = True) -> None:
-        """`ours`: a damaged blob may be set aside here; else it is left where it lies."""
+        """Open the store. `ours`: a damaged blob may be set aside here; otherwise it stays in place."""
         self.folder, self._ours = folder, ours
         self._sound: set[bytes] = set()
-        """Whose bytes this process has seen to have their digest."""
+        """Blobs whose digest this process has verified."""
         self._swept = False
-        """What an earlier life was writing is gone: what is there now, this one writes."""
+        """True once files of earlier incarnations are removed: later ones are this process's."""
         folder.mkdir(parents=True, exist_ok=True)
 
     def path(self, digest: bytes) -> Path:
@@ -150,7 +151,7 @@ class BlobStore:
             return size
 
     def files(self) -> Iterator[tuple[bytes, Path]]:
-        """Of blobs, and of what lies beside them."""
+        """Yield the files of blobs, and files beside them."""
         for entry in self.folder.iterdir():
             name = entry.name.partition(".")[0]
             if _DIGEST.fullmatch(name):
@@ -160,7 +161,7 @@ class BlobStore:
         return {digest for digest, path in self.files() if not path.suffix}
 
     def sizes(self) -> dict[bytes, int]:
-        """Bytes of each blob, but of those that are removed meanwhile."""
+        """Return the bytes of each blob, without those removed during the scan."""
         found = {}
         for digest, path in self.files():
             if not path.suffix:
@@ -169,7 +170,7 @@ class BlobStore:
         return found
 
     def partials(self) -> set[bytes]:
-        """Of the blobs of which a part is here."""
+        """Return the blobs of which a part is here."""
         return {digest for digest, path in self.files() if path.suffix in (PART, PUSHED)}
 
     def put(self, buffers: Iterable[Buffer], waits: bool = True) -> bytes:
@@ -193,7 +194,7 @@ class BlobStore:
         return digest
 
     def _scratch(self) -> Path:
-        """To write into, until it has another name: what else is called so was left by earlier processes (`sweep`)."""
+        """Return a new file to write, before it is renamed. `sweep` removes such files of earlier processes."""
         return self.folder / f".{_LIFE}-{os.urandom(4).hex()}.tmp"
 
     def _write_index(self, digest: bytes, hashes: list[bytes], waits: bool = True) -> None:
@@ -233,9 +234,9 @@ class BlobStore:
             return file.read(size)
 
     def view(self, digest: bytes) -> memoryview:
-        """The bytes, mapped for reading; unmapped when the last reference goes. A file that somebody cuts short under its map, or a
-        sector that cannot be read, ends the process: it is for those whose end ends no daemon. A daemon maps only what it has seen
-        to be `sound`: payloads and shards, of which copies would take gigabytes of memory."""
+        """Return the bytes, mapped for reading; unmapped with the last reference. A file that is truncated under its map,
+        or an unreadable sector, kills the process: so this is for processes whose end ends no daemon. A daemon maps
+        only blobs that are `sound`: payloads and shards, whose copies would take gigabytes of memory."""
         with self.path(digest).open("rb") as file:
             if os.fstat(file.fileno()).st_size == 0:
                 return memoryview(b"")
@@ -249,9 +250,10 @@ class BlobStore:
             return False
 
     def sound(self, digest: bytes) -> bool:
-        """Whether the blob is here and right, read once in the life of this process. A damaged one is set aside: fetch it again.
+        """Return whether the blob exists and has its digest; reads it once per process. A damaged one is set aside: fetch
+        it again.
 
-        Blocking. What becomes state, or is served to others, passes here.
+        Blocking. Every blob that becomes state, or is served to peers, passes this check.
         """
         path = self.path(digest)
         if digest not in self or digest in self._sound:
@@ -270,7 +272,7 @@ class BlobStore:
         return True
 
     def doubt(self, digest: bytes) -> None:
-        """Somebody found it damaged: `sound` looks again."""
+        """Mark a blob as possibly damaged: `sound` reads it again."""
         self._sound.discard(digest)
 
     def remove(self, digest: bytes) -> None:
@@ -279,7 +281,7 @@ class BlobStore:
             self.path(digest).with_suffix(suffix).unlink(missing_ok=True)
 
     def stage_digests(self, root: bytes) -> list[bytes]:
-        """Of the state with this root, in stage order; empty where its list is not here, or damaged, or is none."""
+        """Return the digests of a state's stages, in order; empty if its list is missing, damaged, or not a list."""
         try:
             raw = self.read(root, limits.LEAVES_BYTES) if root else b""
             return stages_in(raw) if digest_of([raw]) == root else []
@@ -299,7 +301,7 @@ class BlobStore:
 
 
 class PartialBlob:
-    """A download in progress. Feed it bytes in order from `next_chunk`; it checks each chunk before it keeps it."""
+    """Download in progress. Feed it bytes in order from `next_chunk`; it checks each chunk before it stores it."""
 
     def __init__(self, store: BlobStore, digest: bytes, size: int, hashes: list[bytes], suffix: str = PART) -> None:
         """`suffix`: of its file, which one at a time writes. Raises RemoteError when size and hashes are not what the digest
@@ -314,7 +316,7 @@ class PartialBlob:
         self.next_chunk = self._resume()
 
     def _resume(self) -> int:
-        """Keep the leading chunks of an earlier attempt that are right."""
+        """Reuse the valid leading chunks of an earlier attempt."""
         good = 0
         if self._path.exists():
             with self._path.open("rb+") as file:

@@ -1,7 +1,9 @@
-"""Who calls: every call carries a credential, signed by the caller for one run and the certificate of one server.
+"""Authentication of callers: every call contains a credential, signed by the caller for one run and one server's
+certificate.
 
-TLS shows the caller who answers; this shows the server who asks. A credential travels inside TLS, to the one server that it names
-and that the caller has pinned, and is good at no other: so it needs no challenge, and its verdict is kept by its bytes.
+TLS proves the server to the caller; this proves the caller to the server. A credential travels inside TLS to the one
+server that it names and that the caller has pinned, and is invalid at any other. So it needs no challenge, and its
+verdict is cached by its bytes.
 """
 
 from collections import OrderedDict
@@ -25,7 +27,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Credentials(grpc.AuthMetadataPlugin):
-    """What we say with every call to one server."""
+    """Credential that this peer adds to every call to one server."""
 
     def __init__(self, identity: Identity, run_id: bytes, certificate_der: bytes, heads: Heads | None = None) -> None:
         self._heads = heads or Heads()
@@ -43,12 +45,12 @@ class Callers:
         """`is_known`: whether a verified caller takes part in the run."""
         self._run_id, self._certificate, self._is_known = run_id, sha256(certificate_der), is_known
         self._verified_known: OrderedDict[bytes, str] = OrderedDict()
-        """Peer ids by credentials that hold, of known peers: however many unknown peers call, these are remembered."""
+        """Peer ids of known peers, by valid credentials: calls of unknown peers never evict them."""
         self._verified_unknown: OrderedDict[bytes, str] = OrderedDict()
-        """And of unknown peers."""
+        """Peer ids of unknown peers, by valid credentials."""
 
     def peer(self, context: Context) -> str:
-        """The caller's peer id; empty where it says none. Raises RemoteError where the credential does not hold."""
+        """Return the caller's peer id; empty if it sends none. Raises RemoteError if the credential is invalid."""
         for key, value in context.invocation_metadata() or ():
             if key == HEADER:
                 return self._verified(value if isinstance(value, bytes) else value.encode())

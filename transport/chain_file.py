@@ -1,9 +1,9 @@
-"""The commit chain on disk: an append-only SQLite table, the same file at a node and at the coordinator.
+"""Commit chain on disk: an append-only SQLite table, the same file at a node and at the coordinator.
 
-Beside each commit stands its checksum, and what people see of it (views/rows.py), both written once when it is appended. A daemon
-trusts its own file as far as the checksums go; `verify` trusts nothing. A damaged file is set aside and begun again with the
-commits that hold, from the first on: a node gets the others from its coordinator, and a coordinator gets back from nodes what
-it signed.
+Each row has a commit, its checksum, and its view for people (views/rows.py), all written once. A daemon trusts its own
+file as far as the checksums reach; `verify` trusts nothing. A damaged file is set aside, and a new one begins with the
+leading valid commits. A node fetches the rest from its coordinator; a coordinator receives its own commits back from
+nodes.
 """
 
 import json
@@ -32,10 +32,10 @@ __all__ = ["INPUTS", "ChainFile", "DamagedError", "Describe", "open_database", "
 log = logging.getLogger(__name__)
 
 INPUTS = "inputs"
-"""The table in which a coordinator keeps the open round (coordinator/log.py): of the head after the last commit, of no other."""
+"""Table in which a coordinator stores the open round (coordinator/log.py), always for the head after the last commit."""
 
 DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
-"""Of SQLite's errors, those that say that the file is not what was written, its tables among it; others are the disk's."""
+"""SQLite errors that mean a damaged file, including its tables; all others are the disk's."""
 
 Describe = Callable[[Head, Statement[pb.Commit]], tuple[dict[str, Any], dict[str, Any]]]
 """(the head before, a commit) -> its line in a table, and everything about it."""
@@ -45,7 +45,7 @@ EMPTY = "{path} is damaged: it is empty."
 
 
 class DamagedError(LocalError):
-    """A database does not hold what was written to it."""
+    """Error: a database does not contain what was written to it."""
 
 
 def open_database(path: Path, check: bool = True) -> sqlite3.Connection:
@@ -57,7 +57,7 @@ def open_database(path: Path, check: bool = True) -> sqlite3.Connection:
         if _emptied(path):
             if not check:
                 raise DamagedError(EMPTY.format(path=path))
-            path.write_bytes(b"\0\0")  # of these SQLite says that they are damaged, or it reads the log
+            path.write_bytes(b"\0\0")  # with these bytes SQLite reports damage; otherwise it would read the log
         database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         try:
             database.execute("PRAGMA journal_mode=WAL")
@@ -71,7 +71,7 @@ def open_database(path: Path, check: bool = True) -> sqlite3.Connection:
 
 
 def _emptied(path: Path) -> bool:
-    """Whether it was cut to nothing: SQLite would take it for one that is about to be made, and remove the log that lies beside."""
+    """Return whether the file was truncated to nothing. SQLite would treat it as new, and remove the log beside it."""
     with suppress(FileNotFoundError):
         return not path.stat().st_size
     return False
@@ -92,14 +92,14 @@ def sentences(path: Path) -> Iterator[None]:
 
 @contextmanager
 def transaction(database: sqlite3.Connection) -> Iterator[None]:
-    """All of it is on disk at the end, or nothing. Who closes the connection in another thread must wait for the end: SQLite would
-    not survive it."""
+    """Write everything in the context, or nothing. A thread that closes the connection must wait for the end: SQLite would
+    crash."""
     database.execute("BEGIN")
     try:
         yield
         database.execute("COMMIT")
     except BaseException:
-        if database.in_transaction:  # a full disk has ended it already, and is what our caller must hear of
+        if database.in_transaction:  # a full disk has ended it already, and the caller must receive that error
             database.execute("ROLLBACK")
         raise
 
@@ -185,7 +185,7 @@ class ChainFile:
         return advance(self.manifest, commit)
 
     def _heal(self, why: str) -> None:
-        """Set the damaged file aside and begin another with the commits that verify."""
+        """Move the damaged file aside, and begin a new one with the valid commits."""
         aside = quarantine(self.path, why, ("-wal", "-shm"))
         with closing(open_database(self.path)) as self.database, closing(sqlite3.connect(aside)) as old:
             self._lay_out()
@@ -224,7 +224,7 @@ class ChainFile:
 
     @property
     def length(self) -> int:
-        """How many commits; the next one's round."""
+        """Return the number of commits: the next one's round."""
         return self.head.round
 
     def append(self, envelope: pb.Envelope) -> Statement[pb.Commit]:
@@ -237,7 +237,7 @@ class ChainFile:
         return commit
 
     def _check_named(self, commit: Statement[pb.Commit]) -> None:
-        """Raises RemoteError for what follows the last commit that the owner's newest word lets stand, or is in its place."""
+        """Raise RemoteError for a commit that follows, or replaces, the last one that the latest appointment accepts."""
         newest, body = self.appointment, commit.body
         if newest is None or newest.body.term <= body.term:
             return
@@ -256,7 +256,7 @@ class ChainFile:
         self.head = head
 
     def _stand_at(self, head: Head) -> None:
-        """Where the owner's newest word names this head, who signs from here on is whom it names."""
+        """Apply the latest appointment if it names this head: its coordinator signs from here on."""
         newest = self.appointment
         if (
             newest is not None
@@ -266,16 +266,17 @@ class ChainFile:
             head = terms.appoint(self.manifest, head, newest.envelope)
         self.head = head
 
-    # Who signs
+    # Coordinator and appointments
 
     @property
     def signed_manifest(self) -> pb.Envelope | None:
-        """As the owner signed it, where somebody showed us."""
+        """Return the manifest with the owner's signature, if a peer sent it."""
         rows = self._read("SELECT envelope FROM signed_manifest")
         return pb.Envelope.FromString(bytes(rows[0][0])) if rows else None
 
     def keep_signed_manifest(self, envelope: pb.Envelope) -> None:
-        """Whoever holds it can serve the run without the owner's key. Raises RemoteError where it is not this run's."""
+        """Store the signed manifest: with it, a peer can serve the run without the owner's key. Raises RemoteError for
+        another run's."""
         open_manifest(envelope, self.manifest.run_id)
         with self.transaction():
             self.database.execute("DELETE FROM signed_manifest")
@@ -288,7 +289,7 @@ class ChainFile:
         return self.appointment.envelope if self.appointment is not None else None
 
     def appointment_of(self, term: int) -> Statement[pb.Appointment] | None:
-        """The owner's word with which this term began."""
+        """Return the appointment that began this term."""
         rows = self._read("SELECT envelope FROM appointments WHERE term = ?", term)
         return terms.open_appointment(self.manifest, bytes(rows[0][0])) if rows else None
 
@@ -309,8 +310,9 @@ class ChainFile:
         return [self.head.coordinator, *self.manifest.run.relays, *self.head.cluster_by_peer]
 
     def appoint(self, envelope: pb.Envelope) -> bool:
-        """Follow the owner's word. Whether commits of ours do not stand by it: they are kept aside, and the chain ends with the
-        last that it names, or begins again where it is of another chain. Raises RemoteError where it is not the owner's."""
+        """Apply the owner's appointment. Return whether it rejects commits here. Those are set aside: the chain then ends
+        with the last accepted one, or begins again if it was another chain. Raises RemoteError if the owner did not
+        sign it."""
         appointment = terms.open_appointment(self.manifest, envelope)
         body = appointment.body
         if body.term <= self.term:
@@ -324,11 +326,11 @@ class ChainFile:
         return stand < before
 
     def give_up_from(self, round: int) -> None:
-        """What follows is not the run's: kept in the file, and never read again."""
+        """Reject all commits from this round on: they stay in the file, and are never read again."""
         self._give_up(round, None)
 
     def _give_up(self, stand: int, appointment: Statement[pb.Appointment] | None) -> None:
-        """All of it, or nothing: the owner's word, what does not stand by it, and the round that was open on that."""
+        """Store the appointment, and remove rejected commits and the round that was open on them, in one transaction."""
         before, term = self.appointment, appointment.body.term if appointment is not None else self.term
         with self._writing:
             try:
@@ -354,7 +356,7 @@ class ChainFile:
             self.appointment = appointment
 
     def write(self, before: Head, commit: Statement[pb.Commit]) -> None:
-        """Within a transaction: store a commit that is known to hold, and what people see of it. `head` is not moved."""
+        """Store a verified commit and its view, within a transaction. Does not move `head`."""
         raw = commit.envelope.SerializeToString(deterministic=True)
         self.database.execute("INSERT INTO commits VALUES (?, ?, ?)", (commit.body.round, raw, sha256(raw)))
         if commit.body.HasField("appointment"):
@@ -366,7 +368,7 @@ class ChainFile:
             )
 
     def _read(self, query: str, *arguments: int) -> list[Any]:
-        """In any thread: the file is not closed under a query, of which SQLite would not survive."""
+        """Run a query from any thread: the file is not closed during it, because SQLite would crash."""
         with self._reading:
             return self._reader.execute(query, arguments).fetchall()
 
@@ -383,14 +385,15 @@ class ChainFile:
             yield self._open(raw)
 
     def state_before(self, round: int) -> bytes:
-        """Root of the state that a round starts from, as the chain or the owner's word says it; empty where neither does."""
+        """Return the root of the state that a round starts from, from the chain or an appointment; empty if neither has
+        it."""
         commit = self.commit(round)
         if commit is not None:
             return bytes(commit.body.state)
         return self.head.state if round == self.head.round else b""
 
     def rows(self, first: int = 0, until: int = ROUNDS) -> str:
-        """What people see of every round from `first` on and before `until`, a JSON list."""
+        """Return the views of all rounds from `first` on and before `until`, as a JSON list."""
         found = self._read("SELECT row FROM views WHERE round >= ? AND round < ? ORDER BY round", first, until)
         return "[" + ",".join(row for (row,) in found) + "]"
 
@@ -400,7 +403,7 @@ class ChainFile:
         return str(rows[0][0]) if rows else None
 
     def verify(self) -> Iterator[Statement[pb.Commit]]:
-        """Recheck everything from the first commit on. Raises RemoteError at the first that does not hold."""
+        """Verify everything from the first commit on. Raises RemoteError at the first invalid one."""
         head = self._first_head()
         for (raw,) in self._reader.execute("SELECT envelope FROM commits ORDER BY round"):
             head, commit = chain.extend(self.manifest, head, bytes(raw))

@@ -1,7 +1,8 @@
-"""Limits of the connections to one server: how many an address opens, what each sends, how many calls it makes.
+"""Limits of the connections to one server: connections per address, bytes and calls per connection.
 
-The server's sockets belong to gRPC's own threads, which bound none of this. So the limits are applied from outside.
-The kernel counts what arrived on each connection, and calls account for it. A connection beyond its limits is shut down.
+The server's sockets belong to gRPC's own threads, which bound none of this. So the limits are applied from outside. The
+kernel counts received bytes of each connection, and calls account for them. A connection beyond its limits is shut
+down.
 """
 
 import asyncio
@@ -21,12 +22,12 @@ from dilocox.transport.token_bucket import TokenBucket
 __all__ = ["ConnectionLimits", "ConnectionTable"]
 
 IDLE_SECONDS, LOOK_SECONDS, SOON_SECONDS = 0.1, 0.025, 0.005
-"""Pause between two looks at the sockets: without a connection of an unknown peer, with one, and while such connections hold more
-than `SOON_BYTES`. At 1 Gbit/s the last is 0.6 MiB."""
+"""Pause between two checks of the sockets: without a connection of an unknown peer, with one, and while such connections
+contain more than `SOON_BYTES`. At 1 Gbit/s the last is 0.6 MiB."""
 LOOK_SHARE, SOON_SHARE = 0.05, 0.25
-"""Most of a core that the looks may take, the last while connections hold more than `SOON_BYTES`; beyond, the pauses grow."""
+"""Most of a core for the checks, the last while connections contain more than `SOON_BYTES`; beyond it the pauses grow."""
 LONGEST_SECONDS = 0.2
-"""And so far: in a longer pause one address could fill the server with connections."""
+"""Longest pause: in a longer one a single address could fill the server with connections."""
 QUIET_BYTES = 4 << 10
 """Bytes that nothing accounts for on a connection that stays where its network sent too much: a TLS handshake."""
 SOON_BYTES = 256 << 10
@@ -35,13 +36,13 @@ TRIM_BYTES = 4 << 20
 TRIM_CONNECTIONS = 16
 """Freed memory returns to the system once so much was received on connections that closed, or once so many closed."""
 TRIM_SECONDS = 2.0
-"""From the first close to the trim: those that close meanwhile are part of it."""
+"""Delay from the first close to the trim, which then covers all later closes."""
 
 
 @dataclass
 class _Connection:
     network: str
-    """Of its remote address."""
+    """Network of its remote address."""
     number: int
     """Counts connections: a larger number is a newer one."""
     opened_at: float
@@ -50,7 +51,7 @@ class _Connection:
     called_at: float | None = None
     """Time of its newest call that ran."""
     running: int = 0
-    """Calls under way, and those whose reply is not sent yet."""
+    """Calls in progress, and calls whose reply is not sent yet."""
     replies: int = 0
     """Bytes of replies to them that are not sent yet."""
     refused: int = 0
@@ -62,13 +63,13 @@ class _Connection:
     unaccounted: int = 0
     """Bytes that nothing accounts for; negative: so many more may come."""
     counted: Received = NOTHING
-    """By the last look."""
+    """Received bytes at the last check."""
     seen: bool = False
     """True once the kernel listed it."""
 
     @property
     def weight(self) -> int:
-        """Bytes that calls under way take, and replies that are not sent yet."""
+        """Return the bytes of calls in progress, and of unsent replies."""
         return self.running * limits.CALL_HEADER_BYTES + self.replies
 
     @property
@@ -89,9 +90,9 @@ class ConnectionTable:
     fresh_per_second: float = limits.FRESH_CONNECTIONS_PER_SECOND
     _connections: dict[Endpoint, _Connection] = field(default_factory=dict)
     _networks: OrderedDict[str, TokenBucket] = field(default_factory=OrderedDict)
-    """By network, how many connections may still begin with a full budget of calls."""
+    """Connections that may still begin with a full budget of calls, by network."""
     _peers: OrderedDict[str, TokenBucket] = field(default_factory=OrderedDict)
-    """By known peer, how many calls it may make."""
+    """Calls that a known peer may still make."""
     _count: int = 0
 
     def admit(self, endpoint: Endpoint, known_peer: str) -> float | None:
@@ -110,7 +111,7 @@ class ConnectionTable:
         return seconds
 
     def run(self, endpoint: Endpoint, calls: int, reply: int = 0) -> None:
-        """Note that so many more calls of a connection are under way, or with -1 that one ended; and so many bytes of a reply."""
+        """Count calls in progress on a connection (-1: one ended) and bytes of a reply."""
         if (connection := self._connections.get(endpoint)) is not None:
             connection.running = max(0, connection.running + calls)
             connection.replies = max(0, connection.replies + reply)
@@ -131,7 +132,7 @@ class ConnectionTable:
             connection.peer = known_peer
 
     def is_excessive(self, endpoint: Endpoint) -> bool:
-        """Return whether a connection goes on calling although its calls are refused."""
+        """Return whether a connection continues to call although its calls are rejected."""
         connection = self._connections.get(endpoint)
         return connection is not None and connection.refused > limits.CALLS_REFUSED
 
@@ -192,8 +193,9 @@ class ConnectionTable:
         return found
 
     def _turn(self, ranked: list[Endpoint]) -> tuple[int, bool, int]:
-        """Order networks where this daemon has no room: the one with the most connections gives one first. Of equal ones those
-        that do not call, the oldest first; then those that call, the newest first. So idle ones keep no newcomer out."""
+        """Order networks for eviction when the server is full: the network with the most connections loses one first. Of
+        equal ones, first those without calls, the oldest first; then those with calls, the newest first. So idle
+        connections exclude no newcomer."""
         last = self._connections[ranked[-1]]
         calls = last.called_at is not None
         return -len(ranked), calls, -last.number if calls else last.number
@@ -210,7 +212,7 @@ class ConnectionTable:
         return [*calling[:half], *silent[:half], *newer, *silent[half:]]
 
     def _heavy(self, unknown: Mapping[Endpoint, _Connection]) -> set[Endpoint]:
-        """Return the connections of networks that sent or hold too much, and the heaviest where all networks together do."""
+        """Return the connections of networks beyond their limits, and the heaviest if all networks together are."""
         if sum(each.excess + each.weight for each in unknown.values()) <= limits.UNACCOUNTED_BYTES_OF_SILENT:
             return set()
         networks: defaultdict[str, list[Endpoint]] = defaultdict(list)
@@ -223,7 +225,7 @@ class ConnectionTable:
                 (silent, limits.UNACCOUNTED_BYTES_OF_SILENT),
                 (group, limits.UNACCOUNTED_BYTES_OF_NETWORK),
             ):
-                # All that take part: gRPC works off what it read, and meanwhile the rest would send on.
+                # All of them: gRPC processes what it has read, and the rest would send more during that time.
                 if sum(unknown[endpoint].excess for endpoint in part) > most:
                     found.update(endpoint for endpoint in part if unknown[endpoint].excess > QUIET_BYTES)
             kept = sorted((e for e in group if e not in found), key=lambda endpoint: unknown[endpoint].weight)

@@ -1,7 +1,7 @@
-"""Corpora on disk: a folder of blobs, and beside them the digest of the corpus that was last built there.
+"""Corpora on disk: a folder of blobs, and the digest of the corpus that was built there last.
 
-A run names its data by digest, an operator may say where a copy lies: `--data NAME=DIR`. What is read is what has the digest, so a
-manifest reaches nothing else, however its author spells it.
+A run names its data by digest, and an operator may name the folder of a copy: `--data NAME=DIR`. Only files with the
+digest are read, so a manifest reaches no other file, whatever its author writes.
 """
 
 import re
@@ -65,12 +65,12 @@ def _short(text: str) -> str:
 
 
 def library(name: str) -> Path:
-    """Where `dilocox data build NAME` puts a corpus, unless told otherwise."""
+    """Return the folder where `dilocox data build NAME` writes a corpus by default."""
     return base_folder() / "data" / name
 
 
 def weights_library() -> Path:
-    """Where `dilocox init --from` puts imported weights."""
+    """Return the folder where `dilocox init --from` writes imported weights."""
     return base_folder() / "weights"
 
 
@@ -90,7 +90,7 @@ def last_built(folder: Path) -> bytes:
 
 
 def corpus_in(store: BlobStore, digest: bytes) -> Corpus | None:
-    """None where its document is not here. Blocking."""
+    """Return the corpus; None if its document is missing. Blocking."""
     try:
         return Corpus.from_canonical(store.read(digest)) if store.sound(digest) else None
     except RemoteError:
@@ -98,14 +98,14 @@ def corpus_in(store: BlobStore, digest: bytes) -> Corpus | None:
 
 
 def blobs_of(store: BlobStore, digest: bytes) -> list[bytes]:
-    """What the corpus names; nothing where its document is not here. Blocking."""
+    """Return the blobs of the corpus; empty if its document is missing. Blocking."""
     corpus = corpus_in(store, digest)
     return [] if corpus is None else [blob for blob, _ in corpus.blobs]
 
 
 class Shelf:
-    """What a run's corpus names, or its imported weights, and nothing else of the folder in which it lies: others may be for other
-    runs' eyes."""
+    """Exposed part of a folder: the blobs of the run's corpus, or its imported weights. The rest may be private to other
+    runs."""
 
     def __init__(
         self, store: BlobStore, digest: bytes, named: Callable[[BlobStore, bytes], Iterable[bytes]] = blobs_of
@@ -122,12 +122,12 @@ class Shelf:
 
 
 def weights_shelf(store: BlobStore, root: bytes) -> Shelf:
-    """What imported weights consist of."""
+    """Return the exposed blobs of imported weights."""
     return Shelf(store, root, BlobStore.stage_digests)
 
 
 def lacking(store: BlobStore, corpus: Corpus) -> list[bytes]:
-    """What it names and is not here, or damaged. Blocking: reads everything, once in the life of a process."""
+    """Return the blobs of the corpus that are missing or damaged. Blocking: reads everything, once per process."""
     return [digest for digest, _ in corpus.blobs if not store.sound(digest)]
 
 

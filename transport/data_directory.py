@@ -1,4 +1,4 @@
-"""A daemon's folder: identity, lock, and the file that says where the running daemon listens."""
+"""Folder of a daemon: identity, lock, and the file with the addresses of the running daemon."""
 
 import fcntl
 import json
@@ -18,11 +18,11 @@ __all__ = ["API_KEY", "DataDirectory", "format_identity", "load_identity", "run_
 API_KEY = "api.key"
 
 LOCK_SECONDS = 1.0
-"""Who looks whether a daemon runs here holds its lock for an instant (health.py); a daemon holds it for good."""
+"""Wait for the lock: a health check (health.py) takes it for an instant, a daemon for its whole life."""
 
 
 def format_identity(secret: bytes) -> bytes:
-    """What an identity file holds."""
+    """Return the content of an identity file."""
     return secret.hex().encode() + b"\n"
 
 
@@ -40,15 +40,15 @@ def load_identity(path: Path) -> Identity:
 
 
 def run_folder(home: Path, run_id: bytes) -> Path:
-    """Of a run, in a daemon's folder; it need not be there."""
+    """Return the folder of a run in a daemon's folder; it need not exist."""
     return home / "runs" / run_id.hex()[:16]
 
 
 class DataDirectory:
-    """One daemon per folder: the lock is held as long as this object lives."""
+    """Folder with at most one daemon: the lock lasts as long as this object."""
 
     def __init__(self, folder: Path, identity: Identity | None = None) -> None:
-        """`identity`: who the daemon is; default: the folder's own, made on first use.
+        """Open the folder. `identity`: the daemon's; default: the folder's own, made on first use.
 
         Raises LocalError when another daemon runs on this folder.
         """
@@ -70,13 +70,13 @@ class DataDirectory:
             if leftover.is_fifo():  # parent_pipe.py's
                 leftover.unlink()
         kept = self.remembered()
-        if kept.get("pid"):  # of an earlier life: nobody listens there yet
+        if kept.get("pid"):  # from an earlier incarnation: it does not listen yet
             with suppress(OSError):
                 self._write(**kept | {"pid": 0})
 
     def start_number(self, above: int = 0) -> int:
-        """Larger at every start of a daemon on this folder, whatever its wall clock says, and than `above`; counted on disk. A
-        folder that forgot its count begins at the time of day, above what it may have counted."""
+        """Return a number larger than at every earlier start on this folder and than `above`, whatever the wall clock is;
+        counted on disk. A folder that lost its count begins at the time of day, above what it may have counted."""
         path = self.folder / "starts"
         number = max(read_checked(path, _count) or int(time.time()), above) + 1
         write_atomically(path, str(number).encode())
@@ -105,7 +105,7 @@ class DataDirectory:
         write_atomically(self.folder / "daemon.json", json.dumps(facts).encode())
 
     def remembered(self) -> dict[str, Any]:
-        """What the last daemon on this folder announced: a restart keeps its addresses."""
+        """Return the addresses that the last daemon on this folder published: a restart reuses them."""
         return read_checked(self.folder / "daemon.json", _facts) or {}
 
 

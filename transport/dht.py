@@ -24,9 +24,9 @@ log = logging.getLogger(__name__)
 
 REQUEST_SECONDS = 20.0
 RECORD_SECONDS = 300
-"""A record lives so long after it was last published; a peer that is gone disappears with it."""
+"""Life of a record after its last publication; the record of an absent peer expires."""
 FIRST_RESTART_SECONDS, LONGEST_RESTART_SECONDS = 1.0, 30.0
-"""Between the end of a child and the next: doubled while none comes up."""
+"""Pause between the end of a child and the next start; it doubles while none comes up."""
 
 
 @dataclass(frozen=True)
@@ -34,21 +34,21 @@ class DhtSettings:
     run_id: bytes
     identity: Identity
     folder: Path
-    """Where the libp2p form of the identity lies, mode 0600."""
+    """Folder of the libp2p form of the identity, mode 0600."""
     listen: str
-    """Multiaddr, with the port that others were told."""
+    """Multiaddr, with the published port."""
     bootstrap: Sequence[str]
-    """Where to begin; nobody has to answer."""
+    """Peers to begin with; none has to answer."""
     keeps: bool = True
-    """Records for others, who dial it; else it asks, and nobody learns of it."""
+    """True for a peer that stores records for others; otherwise it only asks, and no peer learns its address."""
     module: str = "dilocox.transport.dht_child"
     """Module of the child."""
 
 
 class Dht:
-    """Keep one running child; a child that dies is started again with the addresses seen so far.
+    """One running DHT child; a child that dies is started again with the addresses seen so far.
 
-    Nothing waits for it: while there is no child, `publish` and `find` raise LocalError.
+    No other task waits for it: without a child, `publish` and `find` raise LocalError.
     """
 
     def __init__(self, settings: DhtSettings) -> None:
@@ -67,7 +67,7 @@ class Dht:
         while True:
             try:
                 came_up = await self._run_once()
-            except (OSError, ValueError) as error:  # no process, no memory, no disk; what it says is no line of ours
+            except (OSError, ValueError) as error:  # no process, no memory, no disk; its text is not for our log
                 log.warning("the DHT process cannot be used: %s", error)
                 came_up = False
             pause = FIRST_RESTART_SECONDS if came_up else min(LONGEST_RESTART_SECONDS, 2 * pause)
@@ -75,7 +75,7 @@ class Dht:
             await asyncio.sleep(pause)
 
     async def _run_once(self) -> bool:
-        """One child's life; whether it came up."""
+        """Run one child. Return whether it came up."""
         identity = self._settings.folder / "libp2p.key"
         write_atomically(identity, self._settings.identity.libp2p_private_key(), mode=0o600)
         settings = {
@@ -119,7 +119,7 @@ class Dht:
             future.set_result(message)
 
     def know(self, peers: Iterable[str]) -> None:
-        """Whose records are kept for others, however many strangers come."""
+        """Replace the peers whose records are stored for others, however many unknown peers write."""
         known = sorted(peers)
         if known != self._known:
             self._known = known
@@ -154,7 +154,7 @@ class Dht:
         return reply
 
     async def publish(self, record: Statement) -> bool:
-        """Store my peer record; False when no other node could be asked to keep it."""
+        """Store this peer's record; return False if no other node could store it."""
         value = base64.b64encode(record.envelope.SerializeToString()).decode()
         put = {"peer": record.peer, "value": value, "seconds": RECORD_SECONDS}
         return bool((await self.ask({"put": put}))["ok"])

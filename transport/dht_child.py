@@ -1,14 +1,14 @@
-"""The DHT process: hivemind's P2P and DHTNode on a loop of their own. The only file that imports hivemind.
+"""DHT process: hivemind's P2P and DHTNode on a loop of their own. The only file that imports hivemind.
 
-Not `hivemind.DHT`: that forks, leaves its libp2p daemon behind when its parent is killed, and cannot restart on the same identity.
-This process talks JSON lines on stdin and stdout; it ends, and takes the libp2p daemon with it, when stdin does. It is up as soon
-as it listens: the peers it was told of are met in the background, and tried again for ever.
+Not `hivemind.DHT`: that forks, leaves its libp2p daemon behind when its parent is killed, and cannot restart on the
+same identity. This process exchanges JSON lines on stdin and stdout; it ends, with its libp2p daemon, when stdin does.
+It is up as soon as it listens: it connects to the given peers in the background, and retries for ever.
 
     first line {"up": true}
     request    {"id": 1, "put": {"peer": PEER, "value": BASE64, "seconds": 300}}    {"id": 2, "find": PEER}    {"know": [PEER, …]}
     reply      {"id": 1, "ok": true}                                                {"id": 2, "record": BASE64 or null}
 
-A DHT of something else than a run's peer records has a module of its own, which hands `main` another class of records.
+A DHT of other records than a run's peer records has its own module, which passes another class of records to `main`.
 """
 
 import asyncio
@@ -70,9 +70,9 @@ __all__ = [
 PLAIN = DHTProtocol.IS_REGULAR_VALUE
 """Subkey of what has none."""
 MEET_SECONDS = 30.0
-"""For one peer to answer: a dial and a ping across the world take about one."""
+"""Wait for one peer: a connection and a ping across the world take about one second."""
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 30.0
-"""Between two looks for peers that we were told of and have not met."""
+"""Pause between two tries to connect to given peers."""
 STOP_SECONDS = 3.0
 SOCKET_PATH_BYTES = 107
 """Longest path of a unix socket in Linux."""
@@ -83,7 +83,7 @@ SHORT_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
 
 
 def key_of(run_id: bytes, peer: str) -> str:
-    """Under which a peer's record lies: each has its own, so nobody's are found among others'."""
+    """Return the DHT key of a peer's record: each peer has its own key."""
     return f"dilocox/{run_id.hex()}/{peer}"
 
 
@@ -95,7 +95,7 @@ class PeerRecordValidator(RecordValidatorBase):
         self._run_id = run_id
         self.known: frozenset[str] = frozenset()
         self._strangers: dict[str, float] = {}
-        """By peer: when its record expires."""
+        """Expiry of the record, by unknown peer."""
 
     def know(self, peers: Iterable[str]) -> None:
         """Store the records of these peers, however many others there are."""
@@ -114,11 +114,12 @@ class PeerRecordValidator(RecordValidatorBase):
             return here and (peer in self.known or self._has_room(peer, record.expiration_time, now))
         except (RemoteError, ValueError, TypeError):
             return False
-        except Exception:  # msgpack raises its own family on foreign bytes; whatever it is, the record is not ours
+        except Exception:  # msgpack raises its own family on foreign bytes; such a record is never ours
             return False
 
     def _has_room(self, peer: str, expires: float, now: float) -> bool:
-        """Whoever comes first, until it expires: they crowd out each other, and nobody whom the run knows."""
+        """Return whether a record may be stored, first come first served until it expires. Unknown peers displace only
+        each other."""
         if peer not in self._strangers and len(self._strangers) >= limits.DHT_STRANGERS:
             self._strangers = {other: end for other, end in self._strangers.items() if end > now}
             if len(self._strangers) >= limits.DHT_STRANGERS:
@@ -134,7 +135,7 @@ class Here:
     p2p: P2P
     node: DHTNode
     begins: bool
-    """It was told of nobody: others begin with it."""
+    """True if it received no peers: others begin with it."""
 
     @property
     def others(self) -> list[PeerID]:
@@ -217,7 +218,8 @@ async def run(settings: dict[str, Any], make: Callable[[bytes], Records]) -> Non
     sockets = await asyncio.to_thread(socket_folder, Path(settings["identity"]).parent, run_id)
 
     class OwnP2P(P2P):
-        _UNIX_SOCKET_PREFIX = f"/unix{sockets}/"  # hivemind's lies in /tmp, where killed daemons' sockets stay for ever
+        # hivemind's socket would be in /tmp, where those of killed daemons stay for ever
+        _UNIX_SOCKET_PREFIX = f"/unix{sockets}/"
 
     p2p = await OwnP2P.create(
         host_maddrs=[settings["listen"]],  # one address: one listener, no UDP
@@ -244,7 +246,7 @@ async def run(settings: dict[str, Any], make: Callable[[bytes], Records]) -> Non
 
 
 def process_of(p2p: P2P) -> asyncio.subprocess.Process:
-    """libp2p's own process; hivemind shows it nowhere else."""
+    """Return libp2p's process; hivemind has no public accessor."""
     process: asyncio.subprocess.Process = p2p._child
     return process
 
@@ -268,10 +270,10 @@ async def _work(p2p: P2P, identity: Identity, records: Records, bootstrap: list[
 
 
 async def _meet_forever(p2p: P2P, node: DHTNode, bootstrap: list[str]) -> None:
-    """Keep every peer we were told of in the routing table, whenever it comes up."""
+    """Add every given peer to the routing table, whenever it comes up."""
     wanted: dict[PeerID, Multiaddr] = {}
     for text in bootstrap:
-        with contextlib.suppress(Exception):  # others' records name them: one that is no address is nobody
+        with contextlib.suppress(Exception):  # records of other peers name them: an invalid address is no peer
             place, _, peer = text.rpartition("/p2p/")  # apart: libp2p does not read hivemind's encoding of both together
             wanted[PeerID.from_base58(peer)] = Multiaddr(place)
     wanted.pop(p2p.peer_id, None)
@@ -291,7 +293,7 @@ async def _meet(p2p: P2P, node: DHTNode, peer: PeerID, address: Multiaddr) -> bo
         async with asyncio.timeout(MEET_SECONDS):
             await p2p._client.connect(peer, [address])
             return await node.protocol.call_ping(peer) is not None
-    except Exception:  # hivemind raises its own family for what libp2p answers; whatever it is, we try again
+    except Exception:  # hivemind raises its own family for libp2p's answers; in any case there is another try
         return False
 
 
@@ -319,7 +321,7 @@ async def _answer(here: Here, records: Records, request: dict[str, Any]) -> None
 
 
 def _end_with_daemon() -> None:
-    """The daemon alone holds the other end of stdin: when that is gone so are we, also while libp2p starts."""
+    """Exit when stdin closes: the daemon alone has its other end. This also works while libp2p starts."""
     hangup = select.poll()
     hangup.register(sys.stdin, 0)
     hangup.poll()

@@ -1,4 +1,4 @@
-"""A daemon's events once its run is known: kept, told to whom its operator named, and watched for on its machine."""
+"""Event log of a daemon in a known run, with its sinks: the operator's notices and the machine's monitors."""
 
 import asyncio
 from collections.abc import Callable
@@ -22,8 +22,9 @@ async def open_diary(
     files: AsyncExitStack,
     connected: Callable[[], bool] = lambda: True,
 ) -> EventLog:
-    """`folder`: of the run. `home`: the daemon's, whose disk may fill. `about`: what tells this daemon from others, for `notice`.
-    `files`: is closed after every task. `connected`: whether the coordinator is heard."""
+    """Open the event log and start its sinks. `folder`: of the run. `home`: the daemon's, whose disk may fill. `about`:
+    fields that identify this daemon in notices. `files`: closed after every task. `connected`: whether the coordinator
+    is live."""
     events = await asyncio.to_thread(EventLog, folder / EVENTS)
     files.callback(events.close)
     tasks.start(events.run(), "events")

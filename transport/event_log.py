@@ -1,7 +1,8 @@
-"""A daemon's events on disk: what happened, with a number that only grows and the time of day, over restarts.
+"""Event log on disk: events with increasing numbers and the time of day, across restarts.
 
-An event is queued at once and written in batches by a thread; nobody reads it before it is on disk, so no number is given twice.
-The oldest go. A damaged file is set aside and begun again, with numbers above all that it can have held.
+An event is queued at once, and a thread writes batches. Readers see only durable events, so no number is used twice.
+The oldest events are deleted. A damaged file is set aside, and a new one begins with numbers above all that it can have
+contained.
 """
 
 import asyncio
@@ -27,20 +28,20 @@ __all__ = ["EVENTS", "EventLog", "Happened", "read_events", "read_page"]
 
 log = logging.getLogger(__name__)
 
-"""In the folder of a run."""
+"""File in the folder of a run."""
 PAGE = 500
 """Events read at once."""
 QUIET_SECONDS = 10.0
-"""Who follows hears that there is nothing new: a server notices only by sending that its reader is gone."""
+"""Interval of a message without news to a follower: a server notices only by sending that its reader is gone."""
 LARGEST_ID = 1 << 53
-"""What a browser can count to."""
+"""Largest integer of a browser."""
 
 
 class Happened(NamedTuple):
     id: int
     """Larger than that of all events before it; at least 1."""
     seconds: float
-    """Since 1970."""
+    """Seconds since 1970."""
     kind: str
     body: Mapping[str, Any]
     """The event's fields and its line."""
@@ -70,7 +71,7 @@ def _read(database: sqlite3.Connection, path: Path, after: int, round: int | Non
 
 
 class EventLog:
-    """Of one daemon in one run. On the event loop, but for the file."""
+    """Event log of one daemon in one run. On the event loop, except for the file."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
         """Opens or heals. `clock`: seconds since 1970. Blocking."""
@@ -78,9 +79,9 @@ class EventLog:
         self._queue: deque[tuple[float, Event]] = deque()
         self._wake = asyncio.Event()
         self._written = asyncio.Event()
-        """Set, and replaced, when there is more to read."""
+        """Event, set and replaced when there is more to read."""
         self.kinds: Counter[str] = Counter()
-        """Events of this life of the daemon, by kind."""
+        """Number of events of this incarnation, by kind."""
         self._writing, self._reading = threading.Lock(), threading.Lock()
         try:
             self._load(first=1)
@@ -115,7 +116,7 @@ class EventLog:
             raise
 
     def add(self, event: Event) -> None:
-        """It is on disk soon, and then read by everybody."""
+        """Add an event. Readers see it once it is durable."""
         self._queue.append((self._clock(), event))
         self.kinds[event.kind] += 1
         self._wake.set()
@@ -168,7 +169,7 @@ class EventLog:
                     await written.wait()
 
     def close(self) -> None:
-        """What was added is written first, where the disk lets it."""
+        """Write queued events, if the disk allows it, and close."""
         with contextlib.suppress(OSError, sqlite3.Error):
             self.flush()
         with self._writing, self._reading:
@@ -177,14 +178,14 @@ class EventLog:
 
 
 def read_events(path: Path, after: int = 0) -> Iterator[Happened]:
-    """What a file holds after that number. Changes nothing. Raises LocalError."""
+    """Yield the events of a file after that number. Changes nothing. Raises LocalError."""
     while page := read_page(path, after):
         yield from page
         after = page[-1].id
 
 
 def read_page(path: Path, after: int, round: int | None = None) -> list[Happened]:
-    """As `EventLog.read`, of a file that no daemon need have open. Changes nothing. Raises LocalError."""
+    """Return a page as `EventLog.read` does, also without a daemon. Changes nothing. Raises LocalError."""
     try:
         with closing(open_database(path, check=False)) as database:
             return _read(database, path, after, round)

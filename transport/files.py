@@ -1,7 +1,7 @@
-"""Open or heal: every file of a daemon's folder that can be made or fetched again is checked when it is opened.
+"""Open or heal: every file that a daemon can make or fetch again is checked when it is opened.
 
-A damaged one is set aside as `NAME.bad`, `NAME.2.bad`, … (nothing is overwritten), with one line in the log, and the daemon goes on
-as if it had never been there. `identity.key` is not such a file: without it a node is somebody else, so a person has to look.
+A damaged file is set aside as `NAME.bad`, `NAME.2.bad`, … (nothing is overwritten) with one line in the log, and the
+daemon continues without it. `identity.key` is no such file: without it a node is another peer, so a person must decide.
 """
 
 import contextlib
@@ -47,15 +47,15 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 HALF = ".dilocox-part"
-"""At the end of the name of a folder that is being written."""
+"""Suffix of a folder that is being written."""
 CHAIN, EVENTS = "chain.db", "events.db"
 """Names of files in the folder of a run."""
 PIPE_SECONDS, PIPE_PAUSE_SECONDS = 60.0, 0.05
 """Longest wait for a pipe's last byte, such as for a command on another machine; longest pause between two reads."""
 NAMED_BYTES = 1 << 20
-"""Of a file that a person names and that holds a line or a page: a run, a link, a template, a quote."""
+"""Largest file that a person names and that contains a line or a page: a run file, link, template, quote."""
 JSON_BYTES = 64 << 20
-"""Of a JSON file in somebody else's folder: a model's config, the index of its shards."""
+"""Largest JSON file from another source: a model's config, the index of its shards."""
 
 
 def fsync_directory(directory: Path) -> None:
@@ -68,8 +68,9 @@ def fsync_directory(directory: Path) -> None:
 
 @contextlib.contextmanager
 def _scratch(path: Path, data: bytes, mode: int, waits: bool = True, scratch: Path | None = None) -> Iterator[Path]:
-    """`data` in a file beside `path`, on disk where it `waits` for that, gone at the end. Its name is ours: in a container a
-    restart has the same pid, so what a crash left there is overwritten. An OSError names `path`: the other name nobody knows."""
+    """Yield a file beside `path` with `data`, durable if `waits`; it is removed at the end. The name is fixed: in a
+    container a restart has the same pid, so it overwrites what a crash left. An OSError names `path`, because people do
+    not know the other name."""
     scratch = scratch or path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         handle = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
@@ -87,8 +88,9 @@ def _scratch(path: Path, data: bytes, mode: int, waits: bool = True, scratch: Pa
 
 
 def write_atomically(path: Path, data: bytes, mode: int = 0o644, waits: bool = True, scratch: Path | None = None) -> None:
-    """Replace `path` so that after any crash it holds the old bytes or the new ones. With `waits` false only after a crash of the
-    process: what a power cut leaves is for the reader to check. `scratch`: where they are written first, beside it."""
+    """Replace `path` so that after any crash it has the old bytes or the new ones. With `waits` false this holds only for
+    a crash of the process: after a power failure the reader must check it. `scratch`: the file beside it that is
+    written first."""
     with _scratch(path, data, mode, waits, scratch) as written:
         os.replace(written, path)
     if waits:
@@ -123,8 +125,8 @@ def whole_folder(target: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _scratch_folder(path: Path) -> Iterator[Path]:
-    """An empty folder of this process alone, gone where an error comes; what a crash left there is removed. Raises FileExistsError
-    where it is another's."""
+    """Yield an empty folder of this process; it is removed after an error, and after a crash at the next start. Raises
+    FileExistsError if it belongs to another process."""
     path.mkdir(exist_ok=True)
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)  # where a link leads is not ours to clear
     try:
@@ -146,8 +148,8 @@ def _scratch_folder(path: Path) -> Iterator[Path]:
 
 
 def in_order_of_use(files: Iterable[Path]) -> list[Path]:
-    """By when something was last written in the folder of each, the newest at the end. What a reader of a database leaves there
-    (`-shm`) says nothing."""
+    """Return the files by the last write in the folder of each, the newest at the end. A database reader's `-shm` file
+    does not count."""
 
     def used(file: Path) -> tuple[int, Path]:
         beside = (
@@ -169,7 +171,7 @@ def find_events(home: Path) -> list[Path]:
 
 
 def quarantine(path: Path, why: str, companions: Iterable[str] = ()) -> Path:
-    """Set a damaged file aside, with those beside it whose names end in one of `companions`; where it is now."""
+    """Move a damaged file aside, with files beside it whose names end in one of `companions`. Return its new path."""
     for number in itertools.count(1):  # one daemon per folder; a corpus may have several readers
         aside = path.with_name(f"{path.name}.bad" if number == 1 else f"{path.name}.{number}.bad")
         if not aside.exists():
@@ -184,8 +186,8 @@ def quarantine(path: Path, why: str, companions: Iterable[str] = ()) -> Path:
 
 
 def read_checked(path: Path, parse: Callable[[bytes], T]) -> T | None:
-    """What `parse` makes of the file's bytes; None when there is no file, or after a ValueError (or nesting beyond all
-    reason), which sets the file aside."""
+    """Return what `parse` makes of the file's bytes. None if there is no file, or after a ValueError or excessive nesting,
+    which sets the file aside."""
     try:
         return parse(path.read_bytes())
     except FileNotFoundError:
@@ -234,7 +236,8 @@ def read_at_most(path: Path, most: int) -> bytes:
 
 
 def read_named(path: Path, piped: bool = False) -> str:
-    """Return the text of a file that a person names, without a byte order mark. `piped`: it may be a pipe, such as a shell's <(…).
+    """Return the text of a file that a person names, without a byte order mark. `piped`: it may be a pipe, such as a
+    shell's <(…).
 
     Raises ConfigError, OSError, UnicodeDecodeError.
     """
@@ -260,13 +263,13 @@ def _read_pipe(path: Path, most: int) -> bytes:
                 return bytes(data)
             if (left := deadline - time.monotonic()) <= 0:
                 raise ConfigError(f"{path} is a pipe that nobody closed within {PIPE_SECONDS:g} s: write to it, or name a file")
-            # A pipe without a writer reads as if it had ended, and wakes nobody.
+            # A pipe without a writer reads as if it had ended, and wakes no reader.
             select.select([file] if part is None else [], [], [], min(left, PIPE_PAUSE_SECONDS))
     raise ConfigError(f"{path} gives more than the {most >> 20} MiB that such a file may have")
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file of somebody else's folder says. Raises ConfigError."""
+    """Return the content of a JSON file from another source. Raises ConfigError."""
     try:
         return json.loads(read_at_most(path, JSON_BYTES))
     except (OSError, ValueError, RecursionError) as error:

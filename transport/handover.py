@@ -1,6 +1,7 @@
-"""What makes somebody a run's coordinator: the owner's signed manifest and appointment, with the chain that the appointment names.
+"""Appointment bundle: the owner's signed manifest and appointment, with the chain that the appointment names. It makes its
+receiver the run's coordinator.
 
-All of it is one chain file that the owner writes, and that holds no secret. Whoever gets it verifies every commit once more.
+The owner writes all of it to one chain file, which contains no secret. The receiver verifies every commit again.
 """
 
 import os
@@ -36,7 +37,7 @@ def write_handover(path: Path, signed: pb.Envelope, appointment: pb.Envelope, ch
 
 
 def take_over(path: Path, chain: ChainFile) -> bool:
-    """Follow a handover: whether commits of ours do not stand by it. Blocking. Raises RemoteError where it does not hold."""
+    """Apply an appointment bundle. Return whether it rejects commits here. Blocking. Raises RemoteError if it is invalid."""
     with ChainFile.for_reading(path) as given:
         if given.manifest.run_id != chain.manifest.run_id:
             raise RemoteError(pb.REASON_WRONG_RUN, f"{path} is of another run")

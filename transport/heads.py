@@ -1,4 +1,4 @@
-"""Which chain the other side has: the newest commit travels with what peers ask of each other, and with what they answer."""
+"""Head gossip: requests and answers between peers contain the newest commit of each side."""
 
 from collections.abc import Iterable
 from typing import Protocol
@@ -17,11 +17,11 @@ class HeadSource(Protocol):
         """Return the newest commit of our chain. Called in threads of gRPC."""
 
     def heard(self, peer: str, tip: services.Tip) -> None:
-        """Take what a peer, whose identity is proven, says of its chain; the chain itself is not proven."""
+        """Take a peer's head. The peer's identity is proven, the chain is not."""
 
 
 class _Unknown:
-    """Says nothing and drops what it hears: the run is not known yet."""
+    """Gossip of a peer that does not know the run yet: it sends nothing and ignores everything."""
 
     def tip(self) -> services.Tip:
         return services.Tip()

@@ -16,7 +16,7 @@ from typing import Any
 __all__ = ["FOLDERS", "base_folder", "running_daemon", "runs"]
 
 FOLDERS = ("node", "coordinator", "relay", "archive")
-"""Of daemons, in `base_folder`."""
+"""Folders of daemons, in `base_folder`."""
 
 ANSWER_SECONDS = 10.0
 
@@ -28,7 +28,7 @@ def base_folder() -> Path:
 
 
 def running_daemon(folder: Path) -> dict[str, Any] | None:
-    """What the daemon on this folder announced, or None when none runs there, or when it has not announced anything yet."""
+    """Return what the daemon on this folder published; None if no daemon runs there, or it has published nothing yet."""
     if not runs(folder):
         return None
     try:
@@ -51,7 +51,7 @@ def runs(folder: Path) -> bool:
 
 
 def _problem(answer: urllib.error.HTTPError) -> dict[str, Any] | None:
-    """What a daemon says of itself; None where this is not that."""
+    """Return a daemon's description of its problem; None if the answer is something else."""
     try:
         said = json.load(answer)
     except (OSError, HTTPException, ValueError, RecursionError):
@@ -60,7 +60,7 @@ def _problem(answer: urllib.error.HTTPError) -> dict[str, Any] | None:
 
 
 def main() -> None:
-    """Exit 0 unless no daemon runs on this machine, or it is not well by what its /readyz says."""
+    """Exit 0 unless no daemon runs on this machine, or its /readyz reports that it is not healthy."""
     try:
         base_folder()
     except RuntimeError as error:

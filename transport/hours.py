@@ -1,7 +1,6 @@
-"""Hours of the day by this machine's clock: when a node takes part, when a limit holds (rates.py).
+"""Hours of the day by this machine's clock: when a node takes part, and when a rate limit applies (rates.py).
 
-Pure: the time of day is an argument. Hours are what the clock on the wall says: where it is put forward or back, they begin and end
-with it.
+Pure: the time of day is an argument. Hours follow the local clock, also when it is put forward or back.
 """
 
 import re
@@ -14,7 +13,7 @@ from dilocox.protocol.errors import ConfigError
 __all__ = ["Hours", "Local", "changes_at"]
 
 Local = Callable[[float], datetime]
-"""What the clock on the wall says at a time, in seconds since 1970."""
+"""Local time at a number of seconds since 1970."""
 
 DAY_MINUTES = 24 * 60
 LONGEST_DAY_MINUTES = 25 * 60
@@ -25,7 +24,7 @@ HOURS = re.compile(r"(\d{1,2})(?::(\d{2}))?-(\d{1,2})(?::(\d{2}))?")
 
 @dataclass(frozen=True)
 class Hours:
-    """From one minute of the day up to another; over midnight where that is the smaller one."""
+    """Time from one minute of the day to another; it passes midnight if the second one is smaller."""
 
     begin: int
     end: int

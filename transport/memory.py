@@ -11,14 +11,15 @@ ARENAS = 2
 
 
 def few_arenas() -> None:
-    """glibc gives each of gRPC's threads a heap of its own, and none gives back what the others could use. Elsewhere: nothing."""
+    """Limit malloc arenas. glibc gives each of gRPC's threads its own heap, and none returns memory to the others. No
+    effect elsewhere."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(M_ARENA_MAX, ARENAS)
 
 
 def freeze_startup() -> None:
-    """Exempt live objects from garbage collection: a full one visits each, and stops the event loop meanwhile.
+    """Exempt live objects from garbage collection: a full collection visits each, and blocks the event loop.
 
     Most come from imports. A later call also collects what became garbage since.
     """

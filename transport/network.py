@@ -1,8 +1,7 @@
-"""A daemon's place in the network, the same for node and coordinator: a gRPC server, a published record, and a DHT child where
-the operator wants one.
+"""Network of a daemon, the same for node and coordinator: a gRPC server, a published record, and an optional DHT child.
 
-The DHT is how addresses are found again, not a condition: the daemon chooses its DHT port and computes its DHT address itself, so
-that nothing waits for the child, and the child tries for ever in the background.
+The DHT is a way to find changed addresses, not a condition. The daemon chooses its DHT port and computes its DHT
+address, so it never waits for the child, and the child retries for ever in the background.
 """
 
 import errno
@@ -51,15 +50,15 @@ class Listen:
     port: int
     """gRPC; 0: any, kept over restarts."""
     dht_port: int
-    """As `port`."""
+    """DHT port; rules as for `port`."""
     dht: bool = True
     """Whether to take part in one: a swarm whose coordinator does not move needs none."""
     announced: bool = True
-    """Whether others are told how to dial us: not where our line is too thin to serve them all."""
+    """True if the record contains an address: not for a daemon whose bandwidth is too low to serve all peers."""
     first_port: int = 0
-    """The gRPC port of a daemon that was told none, and had none before; 0: any."""
+    """gRPC port of a daemon without an option and without an earlier port; 0: any."""
     first_dht_port: int = 0
-    """As `first_port`."""
+    """DHT port; rules as for `first_port`."""
 
 
 @dataclass(frozen=True)
@@ -69,15 +68,15 @@ class Endpoint:
     address: str
     """host:port of the server."""
     certificate: Certificate
-    """Which the server presents."""
+    """Certificate of the server."""
     dht_addresses: tuple[str, ...]
-    """As peers are told; nothing has to listen there yet."""
+    """Published DHT addresses; the child need not listen there yet."""
     ports: dict[str, int]
-    """Kept over restarts, because the join link and other peers' records name them."""
+    """Ports that a restart reuses, because the join link and other peers' records contain them."""
 
 
 class OwnRecord:
-    """Our signed record: what it says, and how it is made known."""
+    """This peer's signed record: its content, and its publication."""
 
     def __init__(
         self,
@@ -89,7 +88,8 @@ class OwnRecord:
         on_record: Callable[[Statement], None],
         begin: Callable[[Callable[[], Statement]], None],
     ) -> None:
-        """`announced`: peers are told how to dial us. `begin`: starts to publish what a function makes, in the background."""
+        """Publish the record. `announced`: it contains an address. `begin`: starts to publish the result of a function, in
+        the background."""
         self._endpoint, self._name, self._announced = endpoint, name, announced
         self._directory, self._reach, self._on_record, self._begin = directory, reach, on_record, begin
 
@@ -120,10 +120,10 @@ class OwnRecord:
 @dataclass(frozen=True)
 class Network:
     server: grpc.aio.Server
-    """Not started: services are added first."""
+    """Server that is not started: services are added first."""
     endpoint: Endpoint
     own: OwnRecord
-    """Published already but where `open_network` was told not to."""
+    """Record; published already, unless `open_network` was called without `publish`."""
     directory: Directory
     callers: Callers
     reach: Reach
@@ -152,7 +152,7 @@ def choose_port() -> int:
 
 
 def _look_for(port: int, what: str, option: str) -> None:
-    """Raise PortError where a port cannot be listened on: the gRPC library would write a page of its own first."""
+    """Raise PortError if a port is not available: the gRPC library would print a page of its own first."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -184,7 +184,8 @@ async def open_network(
     traffic: Traffic | None = None,
     publish: bool = True,
 ) -> Network:
-    """Serve, and keep our record in the run's DHT, beginning with the peers known before and `bootstrap`. `publish`: at once."""
+    """Serve, and publish this peer's record in the run's DHT, beginning with peers known before and `bootstrap`.
+    `publish`: at once."""
     certificate = tls.load_or_create(home.folder)
     kept = home.remembered()
     wanted = listen.port or kept.get("port") or listen.first_port

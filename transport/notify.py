@@ -1,7 +1,8 @@
-"""Who wants to be told: a webhook or a command gets what is notable of a daemon's events, as JSON.
+"""Notices to the operator: a webhook or a command receives notable events as JSON.
 
-It reads the event log like everybody else, so nothing waits for it; what it cannot tell is one line in the log. Of one kind it
-tells once in a while, and then how many there were meanwhile. A URL may hold a secret: no line shows more than its host.
+It reads the event log as any reader does, so no other task waits for it; a failed notice is one line in the log. Of
+each kind it sends one per interval, with the number of events since. A URL may contain a secret: log lines show only
+its host.
 """
 
 import asyncio
@@ -29,17 +30,17 @@ __all__ = ["Command", "Notice", "Notifier", "Webhook", "parse_notice"]
 log = logging.getLogger(__name__)
 
 TELL_SECONDS = 10.0
-"""Whoever takes longer to listen has not heard."""
+"""Timeout of one notice."""
 AGAIN_SECONDS = 300.0
-"""Between two of one kind: rounds of seconds would fill a mailbox."""
+"""Interval of one kind: rounds of seconds would fill a mailbox."""
 TOLD = "notified"
-"""In the folder of a run: the last event that was looked at, so that what a daemon died of is told by its next life."""
+"""File in the folder of a run with the last event read, so that the next incarnation reports why a daemon died."""
 
 
 class Notice(Protocol):
     @property
     def name(self) -> str:
-        """For a log: shows no secret."""
+        """Return a name for logs, without a secret."""
 
     async def tell(self, body: bytes) -> str:
         """Within TELL_SECONDS; why it did not work, or nothing. Raises nothing."""
@@ -58,7 +59,7 @@ async def _post_json(url: str, body: bytes) -> str:
     except TimeoutError:
         return f"no answer within {TELL_SECONDS:.0f} s"
     except (aiohttp.ClientError, OSError, ValueError) as error:
-        return type(error).__name__  # its words may hold the URL
+        return type(error).__name__  # its text may contain the URL
 
 
 class Webhook(NamedTuple):
@@ -98,7 +99,8 @@ class Command(NamedTuple):
 
 
 def _read_secret(option: str, text: str) -> str:
-    """What was said to an option, or the file that it names after an @ holds. Raises ConfigError, which does not show it."""
+    """Return the option's value, or the content of the file that it names after an @. Raises ConfigError without the
+    value."""
     if text.startswith("@"):
         try:
             text = read_named(Path(text[1:]), piped=True)
@@ -116,7 +118,7 @@ def _is_url(text: str) -> bool:
 
 
 def parse_notice(text: str) -> Notice:
-    """A URL, a command, or @FILE that holds either. Raises ConfigError, which does not show it."""
+    """Return a URL, a command, or the one in @FILE. Raises ConfigError without the value."""
     text = _read_secret("--notify", text)
     if text.startswith(("http://", "https://")):
         if _is_url(text):
@@ -135,23 +137,23 @@ class Notifier:
     def __init__(
         self, notice: Notice, events: EventLog, about: Mapping[str, Any], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`about`: what tells this daemon from others."""
+        """Send notices. `about`: fields that identify this daemon."""
         self._notice, self._events, self._about, self._clock = notice, events, about, clock
         self._again: dict[str, float] = {}
-        """By kind: when it may be told again."""
+        """Earliest time of the next notice, by kind."""
         self._kept_back: dict[str, tuple[int, Happened]] = {}
-        """By kind: how many, and the newest."""
+        """Number of events not sent, and the newest, by kind."""
         self._path, self._newest = events.path.with_name(TOLD), events.newest
 
     async def run(self) -> None:
-        """For ever."""
+        """Send notices, for ever."""
         begin = await asyncio.to_thread(read_checked, self._path, int)
         async for page in self._events.follow(self._newest if begin is None else begin):
             for happened in page:
                 if happened.kind in NOTABLE:
                     await self._look(happened)
             for count, newest in [kept for kind, kept in self._kept_back.items() if self._clock() >= self._again[kind]]:
-                await self._tell(newest, count - 1)  # the last word is the true one
+                await self._tell(newest, count - 1)  # the newest event is the true state
             if page:
                 await asyncio.to_thread(write_atomically, self._path, str(page[-1].id).encode())
 

@@ -1,7 +1,7 @@
-"""No orphans: a child holds on to its parent by a pipe that only the parent can keep open.
+"""Pipe to the parent process, so that there are no orphans: only the parent can prevent its end.
 
-The parent creates a FIFO and keeps the only write end. A child reads from it; the read returns when the parent dies, however it
-dies, or closes the pipe. Works across intermediate processes, which inherit nothing.
+The parent creates a FIFO and has the only write end. A child reads from it; the read returns when the parent dies in
+any manner, or closes the pipe. It works across intermediate processes, which inherit nothing.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from dilocox.transport.child_environment import child_environment
 __all__ = ["ENVIRONMENT", "ParentPipe", "exit_with_parent"]
 
 ENVIRONMENT = "DILOCOX_PARENT_PIPE"
-"""Carries the FIFO's path to the children."""
+"""Variable with the FIFO's path, for the children."""
 
 
 class ParentPipe:
@@ -31,7 +31,7 @@ class ParentPipe:
         return child_environment({ENVIRONMENT: str(self.path)})
 
     def close(self) -> None:
-        """Make every child that holds on exit. Idempotent."""
+        """Make every attached child exit. Idempotent."""
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
@@ -39,7 +39,8 @@ class ParentPipe:
 
 
 def exit_with_parent(on_end: Callable[[], None] = lambda: os._exit(0)) -> None:
-    """In the child: run `on_end` (in a thread; by default exit at once) when the parent is gone. Without one: no-op."""
+    """Run `on_end` (in a thread; by default exit at once) when the parent is gone. For the child; without a pipe it does
+    nothing."""
     path = os.environ.get(ENVIRONMENT)
     if path:
         threading.Thread(target=_wait, args=(path, on_end), name="parent", daemon=True).start()
@@ -49,7 +50,7 @@ def _wait(path: str, on_end: Callable[[], None]) -> None:
     with contextlib.suppress(OSError):
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         try:
-            os.read(handle, 1)  # b"" when the parent is already gone
+            os.read(handle, 1)  # b"" when the parent has already exited
         except BlockingIOError:
             os.set_blocking(handle, True)
             os.read(handle, 1)

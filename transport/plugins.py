@@ -22,7 +22,7 @@ def installed(group: str) -> dict[str, metadata.EntryPoint]:
     for distribution in metadata.distributions():
         try:
             found |= {entry.name: entry for entry in distribution.entry_points.select(group=group)}
-        except Exception as error:  # files of another program may hold anything
+        except Exception as error:  # files of another program may contain anything
             log.debug("the entry points of an installed distribution cannot be read: %s", error)
     return found
 
@@ -38,7 +38,7 @@ def load(entry: metadata.EntryPoint) -> Callable[..., Any]:
 
 
 def call(entry: metadata.EntryPoint, *arguments: Any) -> Any:
-    """Call the function that an entry point names. Raises ConfigError if it does, or if it fails in another way."""
+    """Call the function of an entry point. Raises ConfigError if the function does, or if it fails in another manner."""
     function = load(entry)
     try:
         return function(*arguments)

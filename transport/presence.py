@@ -1,4 +1,4 @@
-"""Who is where: our own signed record kept published, others' kept known, over restarts too."""
+"""Peer directory: publishes this peer's signed record, and stores those of other peers, across restarts."""
 
 import asyncio
 import base64
@@ -27,16 +27,16 @@ PUBLISH_SECONDS = 60.0
 """Records live 300 s: four republications may fail before a peer disappears."""
 REFRESH_SECONDS = 10.0
 SEQUENCE_BITS = 24
-"""Of a record's sequence for the records of one life: one a minute for thirty years."""
+"""Bits of a record's sequence within one incarnation: one record a minute for thirty years."""
 CACHED_RECORDS = 256
-"""Of these one will be there after a restart; about 1 KiB each."""
+"""Most records in the cache, about 1 KiB each: one of these peers will be there after a restart."""
 LOOKUP_SECONDS = 1.0
-"""A peer's record is looked up at most so often."""
+"""Shortest interval of lookups of a peer's record."""
 SOON_SECONDS = 2.0
 
 
 def cached_records(path: Path, run_id: bytes) -> list[Statement]:
-    """Records of peers known before, each verified: a daemon that restarts finds the swarm even when its first contact is gone."""
+    """Return verified records of peers known before: a restarted daemon finds the swarm even without its first contact."""
 
     def parse(raw: bytes) -> list[Statement]:
         try:
@@ -57,13 +57,13 @@ def same_place(one: pb.PeerRecord, other: pb.PeerRecord) -> bool:
 
 
 def life_of(record: pb.PeerRecord) -> int:
-    """The number of the life in which a daemon signed it."""
+    """Return the incarnation in which a daemon signed its record."""
     return record.sequence >> SEQUENCE_BITS
 
 
 def is_overtaken(record: pb.PeerRecord, known: pb.PeerRecord) -> bool:
-    """Of two records signed with one key: whether whose life it is gave way to another, or cannot be told from it. What a store
-    says cannot come into this: stores are restored, replaced and given up."""
+    """Return whether the first of two records with one key is from an incarnation that another one replaced, or cannot be
+    distinguished from. A store's revision is no evidence: stores are restored, replaced and abandoned."""
     life, other = life_of(record), life_of(known)
     return life < other or (life == other and record.certificate != known.certificate)
 
@@ -73,8 +73,8 @@ class Directory:
     does not answer where it was, is looked up in the DHT, one at a time and by name: what strangers put there is never seen."""
 
     def __init__(self, dht: Dht | None, identity: Identity, run_id: bytes, start_number: int) -> None:
-        """`dht`: None where the operator wants none. `start_number`: of this life of the daemon; its records are newer than those
-        of all lives before."""
+        """Open the directory. `dht`: None if the operator wants none. `start_number`: of this incarnation; its records are
+        newer than those of all earlier ones."""
         self._dht, self._identity, self._run_id = dht, identity, run_id
         self._sequence = itertools.count(start_number << SEQUENCE_BITS)
         self.records: dict[str, Statement] = {}
@@ -87,9 +87,9 @@ class Directory:
         """Our newest."""
         self._looked_up_at: dict[str, float] = {}
         self.changed = asyncio.Event()
-        """Set when our own record says something else now."""
+        """Event, set when this peer's record changed."""
         self.elsewhere: tuple[Way, ...] = ()
-        """Where others are that stand by with our key."""
+        """Addresses of standbys with this peer's key."""
 
     def seal_record(self, address: str, certificate: bytes, name: str, dht_addresses: Sequence[str]) -> Statement:
         body = pb.PeerRecord(
@@ -104,7 +104,7 @@ class Directory:
         return seal(self._identity, pb.KIND_PEER_RECORD, self._run_id, body)
 
     def share_key_with(self, ways: tuple[Way, ...]) -> None:
-        """Publish where coordinators are that stand by with our key."""
+        """Publish the addresses of standbys with this peer's key."""
         self.elsewhere = ways
         self.changed.set()
 
@@ -114,7 +114,7 @@ class Directory:
         self.changed.set()
 
     def number_from(self, start_number: int) -> None:
-        """As at the start: our records are newer than those of all lives with a smaller number, wherever they were."""
+        """Number this peer's records above all incarnations with a smaller number, wherever they ran."""
         self._sequence = itertools.count(start_number << SEQUENCE_BITS)
 
     async def publish_forever(self, make: Callable[[], Statement]) -> None:
@@ -145,7 +145,8 @@ class Directory:
                     written = raw
 
     def know(self, peers: Sequence[str]) -> None:
-        """Who takes part, the coordinator first. Records of others are forgotten, the oldest first, when they are many."""
+        """Replace the peers that take part, the coordinator first. Records of others are forgotten, the oldest first, if there
+        are many."""
         self.known, self._parties = tuple(peers), frozenset(peers)
         self._forget()
         if self._dht is not None:
@@ -162,7 +163,7 @@ class Directory:
             del self.records[peer]
 
     def learn(self, record: Statement) -> None:
-        """Keep the newer of two records of a peer. A coordinator may bring those of any number of peers."""
+        """Store the newer of two records of a peer. A coordinator may send those of any number of peers."""
         known = self.records.get(record.peer)
         if known is None or known.body.sequence < record.body.sequence:
             self.records[record.peer] = record
@@ -172,14 +173,14 @@ class Directory:
                 self._dht.remember(list(record.body.dht_addresses))
 
     async def find(self, peer: str) -> pb.PeerRecord | None:
-        """The peer's record, looked up when it is not known."""
+        """Return the peer's record; looks it up if it is unknown."""
         if peer not in self.records:
             await self.look_up(peer)
         record = self.records.get(peer)
         return None if record is None else record.body
 
     async def look_up(self, peer: str) -> None:
-        """In the DHT, now and then: its record may be newer there than what we know."""
+        """Look a record up in the DHT, at most once per interval: it may be newer there."""
         now = time.monotonic()
         self._looked_up_at = {known: at for known, at in self._looked_up_at.items() if now - at < LOOKUP_SECONDS}
         if self._dht is None or peer in self._looked_up_at:

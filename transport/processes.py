@@ -13,8 +13,8 @@ __all__ = ["end_process", "start_process"]
 
 
 async def start_process(*command: str, **options: Any) -> asyncio.subprocess.Process:
-    """Start a process that leads a group of its own; `options`: as asyncio's. Without `env` it gets what a child may inherit.
-    A caller that is cancelled meanwhile leaves no process; asyncio alone would. Raises OSError."""
+    """Start a process that leads its own group; `options`: as asyncio's. Without `env` it gets what a child may inherit. A
+    cancelled caller leaves no process behind; asyncio alone would. Raises OSError."""
     options.setdefault("env", child_environment())
     starting = asyncio.create_task(asyncio.create_subprocess_exec(*command, start_new_session=True, **options))
     try:
@@ -27,14 +27,14 @@ async def start_process(*command: str, **options: Any) -> asyncio.subprocess.Pro
 
 
 async def end_process(process: asyncio.subprocess.Process) -> None:
-    """Kill what is left of its group, and collect it, however often we are cancelled meanwhile: whoever is not collected is a
-    zombie, and holds its pipes."""
+    """Kill the rest of its group, and collect it, however often the caller is cancelled: a process that is not collected
+    stays a zombie with its pipes."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     cancelled = False
     while process.returncode is None:
         try:
-            await process.wait()  # no task of its own, which somebody who ends all tasks would cancel too
+            await process.wait()  # no separate task: code that ends all tasks would cancel it, too
         except asyncio.CancelledError:
             cancelled = True
     if cancelled:

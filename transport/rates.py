@@ -1,4 +1,4 @@
-"""How much a line may carry, by the hours of the day. Pure: the time of day is an argument."""
+"""Rate limits by the hours of the day. Pure: the time of day is an argument."""
 
 import re
 from collections.abc import Iterable
@@ -16,26 +16,26 @@ UNITS_BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "": 1.0}
 FASTEST_BITS_PER_SECOND = 1e15
 """No line is: the number has digits too many."""
 SLOWEST_BITS_PER_SECOND = 250e3
-"""Over less no payload arrives within a round …"""
+"""Lowest upload limit: with less, no payload arrives within a round."""
 SLOWEST_DOWNLOAD_BITS_PER_SECOND = 1e6
-"""… and downloads share what they have: who serves one ends a stream that takes too little."""
+"""Lowest download limit. Downloads share it, and a server ends a stream that is too slow."""
 
 
 @dataclass(frozen=True)
 class Rates:
-    """How much a line may carry."""
+    """Rate limits of one direction."""
 
     timed_bytes_per_second: tuple[tuple[Hours, float], ...] = ()
-    """The first whose hours it is holds …"""
+    """Limits by hours; the first one whose hours apply counts."""
     usual_bytes_per_second: float | None = None
-    """… else this; None: no limit."""
+    """Limit at all other hours; None: no limit."""
 
     def bytes_per_second(self, now: datetime) -> float | None:
         return next((rate for hours, rate in self.timed_bytes_per_second if hours.hold(now)), self.usual_bytes_per_second)
 
 
 def bits_per_second(text: str, option: str) -> float:
-    """Of a line, as an option says it. Raises ConfigError."""
+    """Return the bandwidth of an option's value. Raises ConfigError."""
     found = RATE.fullmatch(text.strip().lower())
     bits = float(found[1]) * UNITS_BITS[found[2]] if found is not None else 0.0
     if not 0 < bits <= FASTEST_BITS_PER_SECOND:
@@ -44,7 +44,7 @@ def bits_per_second(text: str, option: str) -> float:
 
 
 def parse_rates(texts: Iterable[str], option: str, slowest_bits_per_second: float = SLOWEST_BITS_PER_SECOND) -> Rates:
-    """Of an option that is said several times: 20mbit, or 20mbit@08-22. Raises ConfigError."""
+    """Return the limits of a repeated option: 20mbit, or 20mbit@08-22. Raises ConfigError."""
     timed: list[tuple[Hours, float]] = []
     usual: float | None = None
     for text in texts:

@@ -1,4 +1,4 @@
-"""Whether others can dial us: they say so, by dialling back. Who cannot be dialled has no address in its record."""
+"""Reachability: peers connect back to this peer and report the result. An unreachable peer has no address in its record."""
 
 import asyncio
 import logging
@@ -35,15 +35,15 @@ ASKED = 3
 AGAIN_SECONDS = 300.0
 """Routers restart, and addresses change."""
 SOON_SECONDS = 5.0
-"""While nobody has answered yet."""
+"""Interval of requests before the first answer."""
 
 
 _RESOLVERS = ThreadPoolExecutor(2, "resolve")
-"""Of names that strangers choose: they may take long, and must not keep the threads that write files."""
+"""Threads for names from unknown peers: a lookup may take long, and must not block the threads that write files."""
 
 
 class ReachService(rpc.ReachServicer):
-    """Dials back whoever asks, at the address that it calls from and nowhere else: nobody has us look into other networks."""
+    """Service that connects back to a caller, only at its own address: no caller can scan other networks with it."""
 
     def __init__(self, run_id: bytes, callers: Callers, heads: Heads) -> None:
         self._run_id, self._callers, self._heads = run_id, callers, heads
@@ -107,13 +107,13 @@ async def presented(host: str, port: int) -> bytes:
 
 
 class Reach:
-    """What others say of our address."""
+    """Reports of peers about this peer's address."""
 
     def __init__(self, changed: Callable[[], None] = lambda: None) -> None:
-        """`changed`: told when they say something else."""
+        """Collect reports. `changed`: called when the result changes."""
         self._changed = changed
         self.reachable: bool | None = None
-        """None: nobody has said yet."""
+        """Result of the reports. None: no peer has reported yet."""
         self.why = ""
 
     async def watch(
@@ -135,7 +135,8 @@ class Reach:
         return "others can dial this peer" if self.reachable else f"no other can dial this peer: {self.why}"
 
     async def ask(self, channels: ChannelPool, others: list[pb.PeerRecord], record: Statement[pb.PeerRecord]) -> None:
-        """Of the first and a few more one that reaches us decides; else what they say; who does not answer says nothing."""
+        """Ask some peers. One that reaches this peer decides; otherwise the reports do. A peer that does not answer does
+        not count."""
         there = [other for other in others if other.address and other.address != record.body.address]
         answers = []
         for other in [*there[:1], *random.sample(there[1:], min(ASKED, len(there)) - 1 if there else 0)]:

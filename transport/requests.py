@@ -1,6 +1,7 @@
-"""Filter of requests: a call beyond its caller's budget or with a request that does not parse is refused; bytes are counted.
+"""Filter of requests: rejects calls beyond their caller's budget and requests that do not parse, and counts bytes.
 
-For a request that does not parse gRPC would answer "unexpected" and log a traceback, so that any stranger could fill our disk.
+For a request that does not parse gRPC would answer "unexpected" and log a traceback, so any unknown peer could fill the
+disk.
 """
 
 import asyncio
@@ -74,7 +75,7 @@ class WellFormed(grpc.aio.ServerInterceptor):
 
 
 class _Admitted:
-    """A call under way, in the table of connections."""
+    """Call in progress, in the table of connections."""
 
     def __init__(self, table: ConnectionTable | None = None, endpoint: Endpoint | None = None) -> None:
         """Without a table nothing is counted: the caller has no TCP address."""

@@ -1,7 +1,7 @@
-"""A full disk, a read-only one, too many open files: not the end of a daemon. It puts everything down as if it were killed, says
-what it waits for, and begins again from what is on disk when a write succeeds.
+"""Restart after a lack of space: a full disk, a read-only one, too many open files. The daemon stops as if it were killed,
+reports what it waits for, and starts again when a write succeeds.
 
-Whatever was on its way when the write failed is lost as by `kill -9`, and everything is written for that.
+Everything in progress at the failed write is lost as by `kill -9`, which every part is written for.
 """
 
 import asyncio
@@ -21,9 +21,10 @@ __all__ = ["lack_of_room", "probe", "while_there_is_room"]
 log = logging.getLogger(__name__)
 
 PROBE_BYTES = 16 << 20
-"""Written to see whether there is room again: some payloads of a small model, so that the next write is not the same failure."""
+"""Bytes of the test write: some payloads of a small model, so that the next write does not fail again."""
 FIRST_LOOK_SECONDS, LONGEST_LOOK_SECONDS = 1.0, 30.0
-"""Between two looks: doubled from one failure to the next, so that a disk that hovers at its end starts no daemon hot."""
+"""Pause between two tests; it doubles from one failure to the next, so that a nearly full disk does not restart the daemon
+in a loop."""
 SENTENCES = {
     errno.ENOSPC: "disk full",
     errno.EDQUOT: "disk quota used up",
@@ -35,7 +36,7 @@ _DATABASE = {sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_READONLY: errno.E
 
 
 def lack_of_room(error: BaseException) -> str | None:
-    """What there is too little of, where that is what went wrong: the error itself, or what it came from."""
+    """Return the missing resource, if that is the error or its cause."""
     for each in _causes(error):
         number = each.errno if isinstance(each, OSError) else None
         if isinstance(each, sqlite3.Error):
@@ -47,7 +48,7 @@ def lack_of_room(error: BaseException) -> str | None:
 
 
 def _why_not_opened() -> int | None:
-    """SQLite says only that it could not open a file."""
+    """Return the errno of a failed open: SQLite does not report it."""
     try:
         os.close(os.open(os.devnull, os.O_RDONLY))
     except OSError as error:
@@ -81,8 +82,9 @@ async def while_there_is_room(
     life: Callable[[asyncio.Event], Awaitable[None]],
     waiting: Callable[[str], AbstractAsyncContextManager[object]],
 ) -> None:
-    """Live; where a write fails for lack of room, wait inside `waiting(sentence)` until there is some, and live again. SIGTERM and
-    SIGINT set the event that each life gets, and end it all. Raises what `life` raises for any other reason."""
+    """Run `life`. If a write fails for lack of space, wait inside `waiting(sentence)` until there is some, and run it
+    again. SIGTERM and SIGINT set the event of each life, and end the loop. Raises what `life` raises for any other
+    reason."""
     stopped, pause = asyncio.Event(), FIRST_LOOK_SECONDS
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)

@@ -37,7 +37,7 @@ CONNECT_SECONDS = 10.0
 STALL_SECONDS = 30.0
 """A blob stream that delivers nothing for so long is given up and resumed elsewhere."""
 TLS_RECORD_BYTES = 4096
-"""Each connection holds one of these, whoever opened it: gRPC's 16 KiB are a sixth of what an idle stranger costs us."""
+"""Size of a TLS record buffer of each connection: gRPC's 16 KiB would be a sixth of the memory of an idle unknown peer."""
 _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_receive_message_length", limits.MESSAGE_BYTES),
     ("grpc.max_send_message_length", limits.MESSAGE_BYTES),
@@ -60,7 +60,7 @@ async def create_server(
 ) -> tuple[grpc.aio.Server, int]:
     """Return a server bound to `listen` (host:port, port 0 for any), not started; and its port. Raises PortError.
 
-    `callers` tells known peers from unknown ones. `connections`: the limits, which the caller applies with `watch`.
+    `callers` distinguishes known from unknown peers. `connections`: the limits, which the caller applies with `watch`.
     """
     allow_open_files(2 * limits.CONNECTIONS)
     options = [
@@ -82,7 +82,7 @@ async def create_server(
 
 
 def allow_open_files(wanted: int) -> None:
-    """Strangers' connections must not use up what our own files need: the soft limit goes up to what the system grants."""
+    """Raise the soft limit of open files as far as the system permits: unknown peers' connections must not exhaust it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     granted = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < granted:
@@ -105,11 +105,11 @@ class ChannelPool:
         self._identity, self._run_id, self.heads = identity, run_id, heads or Heads()
         self.traffic = traffic or Traffic()
         self._channels: OrderedDict[tuple[str, bytes], CountedChannel] = OrderedDict()
-        """Asked for longest ago first."""
+        """Channels in the order of their last use."""
         self._closing: set[asyncio.Task[None]] = set()
 
     def channel(self, record: pb.PeerRecord) -> grpc.aio.Channel:
-        """For a call that begins now. Raises RemoteError when the record cannot be dialled."""
+        """Return a channel for a call that begins now. Raises RemoteError if the record has no usable address."""
         key = (record.address, record.certificate)
         if key not in self._channels:
             channel = self._open(record)
@@ -130,7 +130,7 @@ class ChannelPool:
         return CountedChannel(grpc.aio.secure_channel(record.address, credentials, options=options), self.traffic)
 
     def _make_room(self) -> None:
-        """For one more."""
+        """Close the least used channels, to make space for one more."""
         while len(self._channels) >= limits.CHANNELS:
             idle = next((key for key, channel in self._channels.items() if not channel.busy), None)
             if idle is None:
@@ -146,7 +146,7 @@ class ChannelPool:
 
 
 async def record_of(way: Way) -> pb.PeerRecord:
-    """How to dial whom a link names, at an address in it. Raises RemoteError when nobody, or somebody else, is there."""
+    """Return the record of the peer at a link's address. Raises RemoteError if no peer, or another one, answers there."""
     certificate = await asyncio.to_thread(fetch_certificate, *way.endpoint, CONNECT_SECONDS)
     if sha256(certificate) != way.certificate:
         raise RemoteError(pb.REASON_BAD_SIGNATURE, f"at {way.at} is another server than the link names")
@@ -210,7 +210,8 @@ async def fetch_blob(
 
 
 async def fetch_chunk(channel: grpc.aio.Channel, digest: bytes, size: int, chunk: int) -> bytes:
-    """One chunk of a blob of this size. Raises RemoteError where the peer does not hold it, stalls, or sends something else."""
+    """Return one chunk of a blob of this size. Raises RemoteError if the peer does not have it, stalls, or sends something
+    else."""
     stream = rpc.PeerStub(channel).Fetch(services.FetchRequest(digest=digest, first_chunk=chunk), wait_for_ready=False)
     wanted = min(limits.CHUNK_BYTES, size - chunk * limits.CHUNK_BYTES)
     data = bytearray()
@@ -237,8 +238,8 @@ async def fetch_chunk(channel: grpc.aio.Channel, digest: bytes, size: int, chunk
 async def push_blob(
     channel: grpc.aio.Channel, store: BlobStore, digest: bytes, spend: Callable[[int], Awaitable[object]]
 ) -> pb.Envelope:
-    """Have a peer keep a blob of ours; returns what it signed. Raises RemoteError where it does not, or takes too long, and
-    FileNotFoundError where we do not hold it any more."""
+    """Upload a blob to a peer that stores it; return the signed receipt. Raises RemoteError if the peer refuses or is too
+    slow, and FileNotFoundError if the blob is not here any more."""
     size, hashes = store.size(digest), await asyncio.to_thread(store.index, digest)
     slowest = CONNECT_SECONDS + STALL_SECONDS + size / limits.TRANSFER_BYTES_PER_SECOND
 
@@ -272,7 +273,8 @@ async def push_blob(
 
 
 async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
-    """Ends with the thread, however often it is cancelled: nobody else writes the file meanwhile."""
+    """Run a function in a thread, and wait for it, however often the caller is cancelled: no other task writes the file
+    meanwhile."""
     running = asyncio.create_task(asyncio.to_thread(function, *arguments))
     await wait_out(running)
     return running.result()

@@ -1,5 +1,5 @@
-"""Serving blobs and commits, and keeping what is pushed: each member of the roster by its own measure, all strangers together by a
-small one, nobody for ever."""
+"""Blob server: serves blobs and commits, and stores uploads. Each member of the roster has its own limit; all unknown
+peers share a small one; no stream lasts for ever."""
 
 import asyncio
 import math
@@ -31,7 +31,7 @@ __all__ = ["PeerService", "ServedRun", "send"]
 GRACE_SECONDS = 10.0
 """A reader may pause for this beside the slowest rate."""
 WAIT_SECONDS = 30.0
-"""Who waits longer for a turn has given up."""
+"""Longest wait for a turn."""
 _CODES = {
     pb.REASON_UNAVAILABLE: grpc.StatusCode.NOT_FOUND,
     pb.REASON_RATE: grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -40,10 +40,12 @@ _CODES = {
 
 
 class Turns:
-    """So many streams at once for each caller, and in all; who comes then waits, as many again of each caller and for a while.
+    """Quota of streams, per caller and in total. Further requests wait, up to the same number per caller, and for a
+    limited time.
 
-    Who has earned a part of what there is to earn has that part of the streams, at least one, and goes after who has earned more: a
-    hundred new identities hold up nobody whose work has counted for long. As many may wait as of anybody.
+    A caller's share of the streams is its share of the full reputation, at least one stream, and callers with more
+    reputation go first: a hundred new identities delay no peer whose work has counted for long. As many may wait as for
+    any caller.
     """
 
     def __init__(self, each: int, total: int, waiting: float = math.inf) -> None:
@@ -86,7 +88,7 @@ class Keeper(Protocol):
 
 
 class Served(Protocol):
-    """What is served beside the store: the run's data, imported weights, shares."""
+    """Source of blobs beside the store: the run's data, imported weights, shards."""
 
     store: BlobStore
 
@@ -123,15 +125,15 @@ class ServedRun:
     is_member: Callable[[str], bool] = _nobody
     """True where a peer is on the roster."""
     earned: Callable[[str], float] = _all
-    """Of a member: its cluster's share of the reputation that there is to earn."""
+    """Share of the full reputation of a member's cluster."""
     commit: Callable[[int], bytes | None] = _no_commit
     """The chain's commits. Blocking."""
     share: Callable[[bytes], services.Share | None] = _no_share
     """Our erasure shard of a blob. Blocking."""
     shelves: tuple[Served, ...] = ()
-    """Stores that are served beside our own; nobody pushes there."""
+    """Further stores that are served; uploads never go there."""
     keeper: Keeper | None = None
-    """None: we store nothing for peers."""
+    """Store for uploads of peers. None: this peer stores nothing for others."""
 
 
 class Coming:
@@ -175,7 +177,7 @@ class Coming:
 
 
 class PeerService(rpc.PeerServicer):
-    """Serves the blobs of one store, the run's data, and the chain; keeps what its keeper admits."""
+    """Service for the blobs of one store, the run's data, and the chain; it stores what its keeper admits."""
 
     def __init__(self, store: BlobStore, callers: Callers, traffic: Traffic | None = None, heads: Heads | None = None) -> None:
         self._store, self.callers, self._heads = store, callers, heads or Heads()
@@ -192,7 +194,7 @@ class PeerService(rpc.PeerServicer):
 
     @property
     def coming(self) -> set[bytes]:
-        """What is being pushed here now."""
+        """Return the blobs that are being uploaded now."""
         return set(self._coming)
 
     @property
@@ -289,7 +291,7 @@ class PeerService(rpc.PeerServicer):
             await context.abort(_CODES.get(error.reason, grpc.StatusCode.UNAUTHENTICATED), error.detail)
 
     def _holds(self, digest: bytes) -> BlobStore:
-        """Which of ours holds the blob. Blocking. Raises RemoteError where none does."""
+        """Return the store that contains the blob. Blocking. Raises RemoteError if none does."""
         if len(digest) == 32:
             if self._store.sound(digest):
                 return self._store

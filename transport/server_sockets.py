@@ -16,7 +16,7 @@ __all__ = ["NOTHING", "Received", "ServerSockets"]
 TCP_INFO_BYTES = 136
 _BYTES_ACKED_AND_RECEIVED = struct.Struct("=QQ")
 _BYTES_OFFSET = 120
-"""Of tcpi_bytes_acked in struct tcp_info. Source: linux/tcp.h, since Linux 4.1."""
+"""Offset of tcpi_bytes_acked in struct tcp_info. Source: linux/tcp.h, since Linux 4.1."""
 MOST_DESCRIPTORS = 1 << 16
 """Tried one by one where they cannot be listed."""
 
@@ -39,12 +39,12 @@ class _Connection(NamedTuple):
 
 
 class ServerSockets:
-    """Finds sockets through the descriptors of this process, which gRPC and the event loop own."""
+    """Sockets of a server, found through this process's descriptors, which gRPC and the event loop own."""
 
     def __init__(self, port: int, folder: str = "/proc/self/fd") -> None:
         self._port, self._folder = port, folder
         self._connections: dict[tuple[int, int], _Connection | None] = {}
-        """By descriptor and inode; None: no connection to that port."""
+        """Connections by descriptor and inode; None: another kind of descriptor."""
         self._descriptors: dict[Endpoint, int] = {}
         self._names: dict[Endpoint, bytes] = {}
 
@@ -66,7 +66,7 @@ class ServerSockets:
                 if connection is not None:
                     found[connection.endpoint] = _bytes_of(descriptor)
                     descriptors[connection.endpoint], names[connection.endpoint] = descriptor, connection.name
-            except OSError:  # gRPC closed it meanwhile
+            except OSError:  # gRPC has closed it since
                 continue
         self._connections, self._descriptors, self._names = seen, descriptors, names
         return found
@@ -93,8 +93,8 @@ class ServerSockets:
             connection.detach()
 
     def reset(self, endpoints: Iterable[Endpoint]) -> None:
-        """Reset connections, and drop what they received and nobody read: after a shutdown alone gRPC would read it all. A
-        descriptor that means another connection by now is left alone."""
+        """Reset connections, and drop received bytes that were not read: after a shutdown alone gRPC would read them all.
+        A descriptor that has been reused since is left alone."""
         for endpoint in endpoints:
             descriptor = self._descriptors.get(endpoint)
             if descriptor is not None and _remote_name(descriptor) == self._names[endpoint]:
@@ -102,7 +102,7 @@ class ServerSockets:
 
 
 _LIBC = ctypes.PyDLL(None)
-"""Called without giving the interpreter to another thread: a flood goes on until the last of its connections is reset."""
+"""Called without releasing the interpreter lock: a flood continues until the last of its connections is reset."""
 _UNSPECIFIED = struct.pack("=H14x", socket.AF_UNSPEC)
 """An address: a TCP socket that connects to it is disconnected. Source: connect(2)."""
 

@@ -1,4 +1,4 @@
-"""So many at once, and who waits goes in an order of its own."""
+"""Semaphore with priorities."""
 
 import asyncio
 import heapq

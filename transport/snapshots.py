@@ -1,7 +1,7 @@
-"""Where models of a run that goes on are published: folders by round, each of which appears whole or not at all. All calls block.
+"""Publishing of models of a running run: folders by round, each of which appears complete or not at all. All calls block.
 
-PLACE/run.json            of which run: another's is refused
-PLACE/round-000020/…      the state before round 20; in a bucket its LAST object comes last, and is looked for first
+PLACE/run.json            the run; a place of another run is rejected
+PLACE/round-000020/…      the state before round 20; in a bucket its LAST object is written last, and read first
 """
 
 import json
@@ -30,10 +30,10 @@ def due(published: set[int], newest: int, every: int, finished: bool) -> bool:
 
 
 class Snapshots:
-    """Of one run, in a folder or a bucket. One process writes."""
+    """Published models of one run, in a folder or a bucket. One process writes."""
 
     def __init__(self, url: str, run_id: bytes) -> None:
-        """Raises ConfigError where the place is another run's, LocalError where it cannot be used."""
+        """Open the place. Raises ConfigError if it is another run's, LocalError if it is unusable."""
         self._storage = open_storage(url, "DIR")
         self.url = self._storage.url
         marker = json.dumps({"run_id": run_id.hex()}).encode()
@@ -52,7 +52,8 @@ class Snapshots:
         return {int(found[1]) for found in names if found is not None and found[2] in LAST}
 
     def publish(self, round: int, write: Callable[[Path], None]) -> None:
-        """`write`: fills a new folder. What an earlier life had begun of it is written again. Raises LocalError."""
+        """Publish a round. `write`: fills a new folder. A part that an earlier incarnation wrote is written again.
+        Raises LocalError."""
         name = f"round-{round:06d}"
         if isinstance(self._storage, FolderStorage):
             with whole_folder(self._storage.folder / name) as scratch:

@@ -10,11 +10,11 @@ T = TypeVar("T")
 
 
 class Stopped(Exception):
-    """Told to stop before it was done."""
+    """Error: a stop was requested before the work was done."""
 
 
 async def wait_out(work: asyncio.Future[Any]) -> None:
-    """Until it is done, however often we are cancelled meanwhile; CancelledError is raised only then."""
+    """Wait until the work is done, however often the caller is cancelled; raises CancelledError only then."""
     cancelled = False
     while not work.done():
         try:
@@ -62,7 +62,7 @@ class Tasks:
         await asyncio.shield(self._failure)
 
     async def race(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`. Raises Stopped when told to stop first, or what a task raised."""
+        """Return the result of `work`. Raises Stopped if a stop comes first, or what a task raised."""
         task = self.start(work, "race")
         await asyncio.wait({task, self._failure}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():

@@ -1,6 +1,6 @@
-"""TLS for gRPC: each peer makes one P-256 certificate; its signed peer record carries it, and dialers trust exactly that one.
+"""TLS for gRPC: each peer makes one P-256 certificate. Its signed record contains it, and callers trust exactly that one.
 
-Not the Ed25519 identity itself: the BoringSSL in grpcio refuses Ed25519 certificates.
+The certificate does not use the Ed25519 identity: the BoringSSL in grpcio rejects Ed25519 certificates.
 """
 
 import datetime
@@ -21,7 +21,7 @@ from dilocox.transport.files import read_checked, write_atomically
 __all__ = ["SERVER_NAME", "Certificate", "fetch_certificate", "load_or_create", "pem_of"]
 
 SERVER_NAME = "dilocox"
-"""The name in every certificate: who a peer is stands in its signed record, not in DNS."""
+"""Name in every certificate: a peer's identity is in its signed record, not in DNS."""
 _YEARS = 30
 
 
@@ -76,7 +76,8 @@ def _self_signed(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
 
 
 def fetch_certificate(host: str, port: int, seconds: float) -> bytes:
-    """What a TLS server presents, DER, believed by nobody: the caller compares its digest. Blocking. Raises RemoteError."""
+    """Return the certificate that a TLS server presents, DER, untrusted: the caller compares its digest. Blocking. Raises
+    RemoteError."""
     try:
         return ssl.PEM_cert_to_DER_cert(ssl.get_server_certificate((host, port), timeout=seconds))
     except (OSError, ValueError) as error:
@@ -87,5 +88,5 @@ def pem_of(der: bytes) -> bytes:
     """Raises ValueError when `der` is not a certificate."""
     try:
         return x509.load_der_x509_certificate(der).public_bytes(serialization.Encoding.PEM)
-    except Exception as error:  # cryptography has a family of its own for bytes that are almost a certificate
+    except Exception as error:  # cryptography raises its own family for bytes that are almost a certificate
         raise ValueError(str(error)) from error

@@ -18,7 +18,8 @@ class TokenBucket:
         return self.borrow(now, 0) is not None
 
     def borrow(self, now: float, most: float) -> float | None:
-        """Take one token that may come later, and return the seconds until then; None where more than `most` would be owed."""
+        """Take a token that may become available later, and return the seconds until then; None if that is more than
+        `most` tokens ahead."""
         self.tokens = min(self._burst, self.tokens + (now - self._filled_at) * self._rate)
         self._filled_at = now
         if self.tokens - 1 < -most:

@@ -1,7 +1,7 @@
-"""What a daemon sends and receives: how much it may by the hour, and how much it was, by kind.
+"""Traffic of a daemon: its limits by the hour, and its bytes by kind.
 
-Counted are the bytes of messages, without what TLS and HTTP/2 put around them. Not counted: the DHT, and the tensors that the
-workers of a cluster exchange.
+Counted are the bytes of messages, without the overhead of TLS and HTTP/2. Not counted: the DHT, and tensors between the
+workers of a cluster.
 """
 
 import asyncio
@@ -31,27 +31,27 @@ KINDS = {
     "Attestor": "attestation",
     "Reach": "reach",
 }
-"""Of a call, by its method or else its service; all others are with the coordinator."""
+"""Kind of a call, by its method or service; all others are with the coordinator."""
 SAID = "coordination"
 
 
 def kind_of(path: str) -> str:
-    """Of a call like /dilocox.v1.Peer/Fetch."""
+    """Return the kind of a call such as /dilocox.v1.Peer/Fetch."""
     service, _, method = path.rpartition("/")
     return KINDS.get(method) or KINDS.get(service.rpartition(".")[2], SAID)
 
 
 class Allowance(NamedTuple):
-    """What a line may carry now."""
+    """Limit of a link at a time."""
 
     bytes_per_second: float | None
-    """None: no limit."""
+    """Bytes per second; None: no limit."""
     until: float | None
-    """In seconds since 1970; None: for a day at least."""
+    """End of the limit, in seconds since 1970; None: not within a day."""
 
 
 class Limit:
-    """A token bucket over all that goes one way."""
+    """Token bucket over all bytes of one direction."""
 
     def __init__(
         self, rates: Rates | None = None, local: Local = datetime.fromtimestamp, clock: Callable[[], float] = time.time
@@ -74,7 +74,7 @@ class Limit:
         return Allowance(self.bytes_per_second, until)
 
     async def spend(self, size: int) -> float:
-        """Wait until so many bytes may pass; the seconds that it took. What others send or receive meanwhile comes in between."""
+        """Wait until these bytes may pass; return the seconds that it took. Other transfers may go first."""
         waited = 0.0
         for start in range(0, size, limits.FRAME_BYTES):
             waited += await self._spend(min(limits.FRAME_BYTES, size - start))
@@ -106,18 +106,18 @@ class Moved(NamedTuple):
 
 
 class Traffic:
-    """Of one daemon."""
+    """Traffic of one daemon."""
 
     def __init__(self, upload: Rates | None = None, download: Rates | None = None) -> None:
         self.upload, self.download = Limit(upload), Limit(download)
         self.bytes: Counter[tuple[str, str]] = Counter()
-        """By direction (sent, received) and kind."""
+        """Bytes by direction (sent, received) and kind."""
         self.last_round: Moved | None = None
         """The last that was open here from its beginning to its end."""
         self._began: Moved | None = None
 
     def of(self, direction: str) -> Mapping[str, int]:
-        """By kind."""
+        """Return the bytes of a direction by kind."""
         return {kind: size for (way, kind), size in sorted(self.bytes.items()) if way == direction}
 
     def closed(self, round: int) -> None:
@@ -149,11 +149,11 @@ class CountedChannel:
 
     @property
     def busy(self) -> bool:
-        """Whether a call is under way."""
+        """Return whether a call is in progress."""
         return any(not call.done() for call in self._calls)
 
     def close(self) -> Coroutine[Any, Any, None]:
-        """Calls under way are cancelled once this is awaited; new ones raise RemoteError from here on."""
+        """Cancel calls in progress once the result is awaited; new ones raise RemoteError from now on."""
         self._closed = True
         return self._channel.close()
 

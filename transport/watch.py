@@ -1,5 +1,5 @@
-"""What a daemon looks at of its machine and its line while it runs, and tells when it goes on for a while: a disk that fills, a
-coordinator that is not heard. Told once; again when it was over in between."""
+"""Monitors of a daemon's machine and network: a disk that fills, an absent coordinator. Each is reported once it has
+lasted, and again only after it was over."""
 
 import asyncio
 import shutil
@@ -13,24 +13,24 @@ __all__ = ["DISK_SHARE", "Lasting", "watch"]
 
 LOOK_SECONDS = 5.0
 AWAY_SECONDS = 120.0
-"""A coordinator that restarts, or a line that is dialled anew, is back before."""
+"""A restarted coordinator, or a new connection, is back before."""
 LOW_SECONDS = 60.0
-"""What fills and empties a disk within this is no news."""
+"""A disk that fills and empties within this time is not reported."""
 DISK_SHARE = 0.05
 """A disk with less of it free is low: as in deploy/alerts.yml."""
 
 
 class Lasting:
-    """Something that either holds or does not, looked at again and again."""
+    """Condition that is checked again and again."""
 
     def __init__(self, seconds: float) -> None:
-        """`seconds`: so long it must hold before it is told."""
+        """Watch a condition. `seconds`: how long it must last before it is reported."""
         self._seconds = seconds
         self._since: float | None = None
         self.told = False
 
     def begins(self, holds: bool, now: float) -> float | None:
-        """How long it holds, when that is to be told: once."""
+        """Return how long it has lasted, at the one time to report it."""
         if not holds:
             self._since, self.told = None, False
             return None
@@ -48,7 +48,7 @@ async def watch(
     clock: Callable[[], float] = time.monotonic,
     pause: float = LOOK_SECONDS,
 ) -> None:
-    """For ever. `connected`: whether the coordinator is heard."""
+    """Check the machine, for ever. `connected`: whether the coordinator is live."""
     low, away = Lasting(LOW_SECONDS), Lasting(AWAY_SECONDS)
     while True:
         now, disk = clock(), await asyncio.to_thread(shutil.disk_usage, folder)

@@ -1,7 +1,7 @@
-"""Lets hivemind's DHT be imported without torch: 39 MiB instead of 280, and a twentieth of the time.
+"""Stub that lets hivemind's DHT be imported without torch: 39 MiB instead of 280, and a twentieth of the time.
 
-hivemind's package, and two modules under its DHT, import torch for tensors that a DHT never carries. Importing this module puts a
-package object without their contents, and two empty classes, in their place. Only before hivemind itself is imported.
+hivemind's package, and two modules under its DHT, import torch for tensors that a DHT never sends. Importing this
+module replaces them by a package object without content, and two empty classes. It must be imported before hivemind.
 """
 
 import importlib.util

@@ -1,12 +1,11 @@
-"""Am I counted? The answers that people look for, from a daemon's status; and whether it is well, which follows from them.
+"""Health checks of a daemon, computed from its status: reachable, connected, counted; and whether it is healthy.
 
-`/readyz`, `dilocox status --check`, the container's health check and the page all say what `health` says:
+`/readyz`, `dilocox status --check`, the container's health check and the page all show the result of `health`:
 
-    well   means                                              /readyz          status --check   container
-    yes    it does what it should, or was told to             200              0                healthy
-    none   not known yet: it is on its way                    503 not-known    4                healthy
-    no     it does not, and goes on so unless something is    503 not-well     6                unhealthy
-           done
+    healthy  means                                            /readyz          status --check   container
+    yes      it works as it should, or is paused on request   200              0                healthy
+    none     unknown: it is starting                          503 not-known    4                healthy
+    no       it does not work, and cannot recover alone       503 not-well     6                unhealthy
 """
 
 from typing import Any
@@ -30,7 +29,8 @@ QUORUM_ADVICE = "nothing on a machine that is live; restart the clusters that ar
 
 
 def health(status: View) -> View:
-    """Whether a daemon is well (None: not known yet), why, and what to do. Who was told to take no part does what it should."""
+    """Return whether a daemon is healthy (None: unknown), why, and what to do. A node that was paused on request is
+    healthy."""
     if status.get("finished") or status.get("state") in ("paused", "finished"):
         return {"well": True, "why": status["why"], "do": ""}
     for given in (False, None):
@@ -44,7 +44,7 @@ def answers(status: View, agreed: bool | None) -> list[View]:
     """Each with a question, an answer (None: not known yet), a sentence, and what to do where there is something. `agreed`: whether
     our newest state that the run agreed on is the run's."""
     counted, missed = status["counted"], status["excluded"]
-    # Rounds from before it had a seat are nobody's fault.
+    # Rounds from before it had a seat do not matter.
     was_counted = counted[-1] if any(counted) or (counted and missed) else None
     in_round = None if status["state"] in ON_ITS_WAY else status["on_roster"]
     sync = {
@@ -57,7 +57,7 @@ def answers(status: View, agreed: bool | None) -> list[View]:
     why = "".join(f"; {last}: {item['reason']}" for item in missed[:1])
     dial = "" if status["reachable"] is not False else "forward the gRPC port; look at --host"
     return [
-        # Others keep for who cannot be dialled, and where nobody does it is not counted either.
+        # Relays store payloads of unreachable nodes. Without a relay such a node is not counted either.
         _answer("Reachable?", status["reachable"], status["reach"], dial, decides=False),
         _answer("In sync?", agreed, sync[agreed], "" if agreed is not False else "it resynchronises by itself"),
         _answer("In this round?", in_round, f"{status['state']}: {status['why']}", status["advice"]),
@@ -67,13 +67,13 @@ def answers(status: View, agreed: bool | None) -> list[View]:
 
 
 def uncounted(status: View) -> str:
-    """Of a node whose `counted` is empty."""
+    """Return the reason of a node whose `counted` is empty."""
     return "none of the last rounds counted anybody" if status["round"] > 1 else "no round counted anybody yet"
 
 
 def answers_of_holder(reachable: bool | None, reach: str, connected: bool, lacking: str, asked: bool = True) -> list[View]:
-    """The three of who keeps and does not train. `lacking`: why its archive is not as it should be. `asked`: others are to dial it;
-    else it only reads, and is well whether they could or not."""
+    """Return the three health checks of a daemon that stores and does not train. `lacking`: what is wrong with its
+    archive. `asked`: peers should be able to reach it; without it, reachability does not matter."""
     dial = "" if reachable is not False or not asked else "forward the gRPC port; look at --host"
     heard = "the coordinator is heard" if connected else "the coordinator is away"
     return [
@@ -99,7 +99,7 @@ def answers_of_waiting(room: bool, says: str, do: str) -> list[View]:
 
 
 def _stands_still(status: View) -> View:
-    """What the coordinator said last is old where it is away."""
+    """Return a check of the quorum. The coordinator's last report is old if the coordinator is away."""
     return _enough(False, status["round_why"]) if status["coordinator_connected"] else _enough(None, "the coordinator is away")
 
 

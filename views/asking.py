@@ -1,5 +1,5 @@
-"""What may be said to a path of the API beside the path, and the answer where it makes no sense. A handler reads what it declares,
-and /openapi.json says what handlers declare."""
+"""Query parameters of the API, and the answer to an invalid one. A handler reads the parameters it declares; /openapi.json
+lists them."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -33,11 +33,11 @@ class Problem(Exception):
 class Parameter:
     name: str
     says: str
-    """For people."""
+    """Description for people."""
     code: str = ""
-    """Of the problem, where it makes no sense …"""
+    """Error code of an invalid value."""
     wrong: str = ""
-    """… and its title."""
+    """Title of that problem."""
     header: bool = False
     """It comes in a header, and not in the query."""
 
@@ -47,12 +47,12 @@ class Parameter:
 
     @property
     def view(self) -> View:
-        """As OpenAPI has it."""
+        """Return the parameter as an OpenAPI object."""
         place = "header" if self.header else "query"
         return {"name": self.name, "in": place, "required": False, "description": self.says, "schema": self.schema}
 
     def _text(self, request: web.Request) -> str:
-        """Empty: nobody said it."""
+        """Return the value; empty if the request has none."""
         assert self in declared(request.match_info.handler), f"{request.path} reads {self.name} and does not declare it"
         return (request.headers if self.header else request.query).get(self.name, "")
 
@@ -60,14 +60,14 @@ class Parameter:
 @dataclass(frozen=True, kw_only=True)
 class Number(Parameter):
     digits: int
-    """At most."""
+    """Most digits."""
 
     @property
     def schema(self) -> View:
         return {"type": "integer", "minimum": 0, "maximum": 10**self.digits - 1}
 
     def read(self, request: web.Request) -> int | None:
-        """None: nobody said it. Raises Problem."""
+        """Return the number; None if the request has none. Raises Problem."""
         text = self._text(request)
         if text and not (text.isascii() and text.isdecimal() and len(text) <= self.digits):
             raise Problem(self.code, self.wrong)
@@ -77,14 +77,14 @@ class Number(Parameter):
 @dataclass(frozen=True, kw_only=True)
 class Word(Parameter):
     longest: int
-    """In characters."""
+    """Most characters."""
 
     @property
     def schema(self) -> View:
         return {"type": "string", "maxLength": self.longest}
 
     def read(self, request: web.Request) -> str:
-        """Empty: nobody said it. Raises Problem."""
+        """Return the value; empty if the request has none. Raises Problem."""
         text = self._text(request)
         if len(text) > self.longest:
             raise Problem(self.code, self.wrong)
@@ -101,12 +101,12 @@ class Flag(Parameter):
         return {"type": "string", "enum": [self.word]}
 
     def read(self, request: web.Request) -> bool:
-        """Whether it was said."""
+        """Return whether the request sets the flag."""
         return self._text(request) == self.word
 
 
 def takes(*parameters: Parameter) -> Callable[[H], H]:
-    """What a handler reads."""
+    """Declare the parameters that a handler reads."""
 
     def declare(handler: H) -> H:
         handler.takes = parameters  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""The model card of an export: what the chain says of the weights beside it."""
+"""Model card of an export: facts about its weights from the chain."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -20,7 +20,8 @@ QWEN2 = (
 
 
 def model_card(manifest: Manifest, commits: Iterable[Statement[pb.Commit]], round: int) -> str:
-    """README.md, of the state before a round. `commits`: verified, of the run's chain, up to the one that says that state."""
+    """Return README.md for the state before a round. `commits`: verified commits of the run's chain, up to the one that
+    names the state."""
     tokens: Counter[str] = Counter()
     losses: list[tuple[int, float]] = []
     trained, root = 0, b""

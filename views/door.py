@@ -1,7 +1,7 @@
-"""Where a daemon's API is, from its first moment to its last.
+"""API socket of a daemon, from its first moment to its last.
 
-Who answers there changes: while the daemon starts, waits for its coordinator or for room, something that says so; else its API. One
-socket is open all along, so nobody who asks is refused in between.
+Before the API is ready, a short status answers: starting, waiting for the coordinator, or waiting for disk space. One
+socket stays open all the time, so no request is refused in between.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ server_log = logging.getLogger("dilocox.api")
 server_log.addFilter(_is_ours)
 
 BACKLOG = 128
-"""Who asks while one answers instead of the other waits so long."""
+"""Most connections that wait while one application replaces another."""
 ROOM = "it goes on by itself as soon as there is room; nothing that was announced is lost"
 
 
@@ -63,7 +63,7 @@ class Door:
         )
         self.connections = ConnectionLimits(table=table)
         self.says = "it starts"
-        """What the daemon waits for, as long as it has no API."""
+        """Reason of the wait, until there is an API."""
         self.advice = ""
         self._room = True
         self._stands_by = False
@@ -90,7 +90,7 @@ class Door:
             await before.cleanup()
 
     async def wait(self, says: str, advice: str = "") -> None:
-        """There is no API: whoever asks hears what the daemon waits for. Raises OSError."""
+        """Answer every request with what the daemon waits for. Raises OSError."""
         self.tell(says, advice)
         await self.show(self._waiting())
 
@@ -100,7 +100,7 @@ class Door:
 
     @asynccontextmanager
     async def no_room(self, says: str) -> AsyncIterator[None]:
-        """For `room.while_there_is_room`."""
+        """Answer for a daemon without disk space, for `disk_pressure.while_there_is_room`."""
         self._room = False
         try:
             await self.wait(says, ROOM)
@@ -134,7 +134,7 @@ class Door:
 
 @asynccontextmanager
 async def open_door(listen: str, home: DataDirectory, run_id: bytes, name: str) -> AsyncIterator[Door]:
-    """It says from the start on what the daemon waits for, and the folder says where. Raises LocalError."""
+    """Open the socket and write its address to the folder. It answers from the start. Raises LocalError."""
     door = Door(listen)
     watching = asyncio.create_task(door.connections.watch(door.port), name="API connections")
     watching.add_done_callback(_log_failure)
@@ -143,7 +143,7 @@ async def open_door(listen: str, home: DataDirectory, run_id: bytes, name: str) 
         kept = {key: port for key, port in home.remembered().items() if key in ("port", "dht_port")}
         try:
             home.announce(**kept, role="waiting", api=door.url, run_id=run_id.hex(), name=name)
-        except OSError as error:  # it waits for room, then
+        except OSError as error:  # it then waits for disk space
             log.warning("nobody finds %s: %s", door.url, error)
         yield door
     finally:
@@ -158,7 +158,7 @@ def _log_failure(task: asyncio.Task[None]) -> None:
 
 
 def _bind(listen: str) -> list[socket.socket]:
-    """At every address of the host. Raises PortError."""
+    """Bind every address of the host. Raises PortError."""
     host, _, port = listen.rpartition(":")
     bound: list[socket.socket] = []
     try:

@@ -20,14 +20,14 @@ __all__ = ["NotThere", "explain", "named"]
 
 View = dict[str, Any]
 ReadEvents = Callable[[int], Sequence[Happened]]
-"""What happened in a round, oldest first."""
+"""Returns the events of a round, oldest first."""
 
 SLOW, SLOW_SECONDS = 1.5, 1.0
 """A round is slow above this multiple of the usual time, and by more than this."""
 WAITS_SHOWN = 3
-"""What the coordinator waited for longest."""
+"""Most entries of the list of longest waits."""
 LOOK_BACK = 64
-"""Rounds in which somebody who was not on the roster is looked for."""
+"""Rounds that are searched for a peer that is not on the roster."""
 
 
 OPEN: View = {"verdict": "open", "seconds": None, "usual_seconds": None, "slow_above_seconds": None}
@@ -47,7 +47,7 @@ def named(view: View, names: Mapping[str, str]) -> View:
 
 
 class NotThere(LocalError):
-    """What was asked about. `code`: of faults.py."""
+    """Error: the round or peer does not exist. `code`: see error_codes.py."""
 
     def __init__(self, says: str, code: str) -> None:
         super().__init__(says)
@@ -120,7 +120,7 @@ def _times(detail: View, usual: Mapping[str, float | None], rounds: int) -> Iter
 
 
 def _last(happened: Sequence[Happened]) -> Iterator[View]:
-    """Who came last, and by how much."""
+    """Yield the last contribution, and its distance to the one before."""
     for kind, what, about in (("ballot-opened", "contribution", "collect"), ("round-closed", "vote", "vote")):
         for event in happened:
             if event.kind != kind or not event.body["last"]:
@@ -133,7 +133,7 @@ def _last(happened: Sequence[Happened]) -> Iterator[View]:
 
 
 def _waited(happened: Sequence[Happened], seconds: float | None) -> Iterator[View]:
-    """For what it stayed open, the longest first; of the open round (`seconds` None) also what stands now."""
+    """Yield the reasons for the wait, longest first; for the open round (`seconds` None) the current ones, too."""
     said = [event for event in happened if event.kind in ("round-open", "round-closed")]
     spans = [
         (later.seconds - event.seconds, event.body["why"]) for event, later in pairwise(said) if event.kind == "round-open"
@@ -191,7 +191,7 @@ def _clips(detail: View) -> Iterator[View]:
 
 
 def _audits(detail: View) -> Iterator[View]:
-    """What was found of earlier work."""
+    """Yield results of audits of earlier rounds."""
     for audit in detail["audits"]:
         found = Counter(each["found"] for each in audit["auditors"])
         told = ", ".join(f"{count} {what}" for what, count in sorted(found.items()))
@@ -226,7 +226,7 @@ def _called(name: str, me: str) -> tuple[str, str]:
 
 
 def _mine_now(chain: ChainFile, name: str, me: str, stands: Status | None) -> View:
-    """What becomes of one cluster's work in the open round. A roster alone would tell who has paused nothing."""
+    """Return the state of one cluster's work in the open round. A roster alone does not show paused clusters."""
     who, about = _called(name, me)
     says = f"{who} is {'' if name in chain.head.roster else 'not '}on the roster"
     if stands is None or name != me:
@@ -235,7 +235,7 @@ def _mine_now(chain: ChainFile, name: str, me: str, stands: Status | None) -> Vi
 
 
 def _mine(chain: ChainFile, number: int, name: str, me: str, detail: View, happened: Sequence[Happened]) -> View:
-    """What became of one cluster's work in a round that is closed."""
+    """Return the result of one cluster's work in a closed round."""
     who, about = _called(name, me)
     for item in detail["clusters"]:
         if item["cluster"] == name:
@@ -251,7 +251,7 @@ def _mine(chain: ChainFile, number: int, name: str, me: str, detail: View, happe
         was = json.loads(chain.detail(earlier) or "null")
         if was is not None and name in _roster(was):
             why = next((item["reason"] for item in was["excluded"] if item["peer"] == name), "counted")
-            do = advice("left" if why == "counted" else why).do  # who was counted, and is gone, left or was paused
+            do = advice("left" if why == "counted" else why).do  # it was counted, and then left or paused
             return _row(about, f"{who} was not on the roster; it was last in round {earlier}: {why}", do)
     return _row(
         about, f"{who} was not on the roster, nor in the {LOOK_BACK} rounds before", "nothing: it claims a seat by itself"

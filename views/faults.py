@@ -1,8 +1,7 @@
-"""Every code of an error, in words for people: what it means and what to do. The command line prints them, the API's answers
-(application/problem+json) hold them, docs/operations.md has the table.
+"""Error codes, with meaning and advice. The command line prints them, problem documents of the API
+(application/problem+json) contain them, and docs/operations.md lists them.
 
-Why something of a round did not count is said by its reason (reasons.py), why evidence does not hold by its code in
-docs/attestation.md.
+Reasons of rejected contributions are in reasons.py; codes of invalid evidence are in docs/attestation.md.
 """
 
 import errno
@@ -19,9 +18,10 @@ class Fault(NamedTuple):
     means: str
     do: str
     status: int | None = None
-    """Of the API's answer; None: the command line alone says it."""
+    """HTTP status. None: only the command line uses the code."""
     lasts: bool = False
-    """Another try ends the same way, until a person has mended something: no service manager need start it again."""
+    """True if another try fails the same way until a person repairs something: a service manager need not restart the
+    daemon."""
 
 
 _ELSEWHERE = "name a place on another one (of a daemon: --home)"
@@ -108,7 +108,7 @@ _SQLITE = {
 
 
 def code_of(error: BaseException) -> str | None:
-    """None: nobody expected that, and where it was raised is worth seeing."""
+    """Return the code of an error. None: it was not expected, and its traceback is worth reading."""
     match error:
         case ConfigError():
             return "usage"
@@ -137,5 +137,5 @@ def _primary(error: BaseException | None) -> int:
 
 
 def do_about(code: str) -> str | None:
-    """None: the sentence says it already."""
+    """Return advice for a code. None: the message contains it."""
     return None if code in ("usage", "ours", "theirs", "not-here") else FAULTS[code].do

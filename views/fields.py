@@ -1,7 +1,7 @@
-"""What stands in the JSON that the API answers and `--json` prints: a sentence for every field, with its unit.
+"""JSON of the API and of `--json`: a sentence and a unit for every field.
 
-`a.b` is field b of a, `a[]` each of a list, `*` a name that the value gives. null: not known, or there is none. docs/api.md and
-/openapi.json say it from here; tests hold that the documents have these fields and no others.
+`a.b` is field b of a; `a[]` is each item of a list; `*` is a key that the value defines. null: unknown, or absent.
+docs/api.md and /openapi.json are generated from it; tests check that the documents have these fields and no others.
 """
 
 from collections.abc import Mapping
@@ -183,7 +183,7 @@ STOPPED: Fields = {
     "closed_at": "when the newest commit was made, seconds since 1970",
     "counted[]": "whether this node was counted, of the last rounds that counted anybody; newest last",
 }
-"""What `dilocox status --json` says where no daemon runs: no API answers so."""
+"""Fields of `dilocox status --json` without a running daemon; no API sends them."""
 _ATTESTATION: Fields = {
     "peer": "whose evidence it is",
     "kind": "of the evidence",
@@ -298,7 +298,7 @@ EVENT: Fields = {
     "line": "the event in a sentence",
     "*": "fields of its kind, such as round",
 }
-"""Of each line of `dilocox events --json`, and of each `data:` of /v1/events."""
+"""Fields of each line of `dilocox events --json`, and of each `data:` of /v1/events."""
 
 
 ANSWERS: Mapping[str, tuple[Fields, ...]] = {
@@ -309,12 +309,12 @@ ANSWERS: Mapping[str, tuple[Fields, ...]] = {
     "/v1/rounds/{number}": (ROUND,),
     "/v1/explain/{number}": (EXPLAINED,),
 }
-"""By path of the API: one of these, by the daemon's role; of the lists among them, each entry."""
+"""Documents by API path: one of these, by the daemon's role; for a list, its items."""
 LISTS = ("/v1/peers", "/v1/stages", "/v1/rounds")
 
 
 def fields_of(value: Any, name: str = "") -> set[str]:
-    """The names of all that stands in a document, as this module writes them; a list is its entries."""
+    """Return the names of all fields of a document, as this module writes them. A list counts as its items."""
     if isinstance(value, dict):
         inside = [fields_of(each, f"{name}.{key}".removeprefix(".")) for key, each in value.items()]
         return set().union(*inside)

@@ -1,4 +1,4 @@
-"""What the node's and the coordinator's HTTP APIs share: problem documents, JSON, health and metrics."""
+"""Common parts of the node's and the coordinator's HTTP APIs: problem documents, JSON, health and metrics."""
 
 import asyncio
 import ipaddress
@@ -67,7 +67,7 @@ async def _problems(request: web.Request, handler: Handler) -> web.StreamRespons
 
 
 def own_address(named: str) -> Middleware:
-    """Refuse what `wrong_address` says. Probes and metrics answer everybody."""
+    """Reject requests that `wrong_address` rejects. Probes and metrics answer every request."""
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -81,7 +81,7 @@ def own_address(named: str) -> Middleware:
 
 
 def within_limits(connections: ConnectionLimits) -> Middleware:
-    """Make a middleware that refuses requests beyond their connection's budget, and ends a connection that goes on."""
+    """Return a middleware that rejects requests beyond their connection's budget, and closes a connection that continues."""
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -100,8 +100,9 @@ def within_limits(connections: ConnectionLimits) -> Middleware:
 
 
 def wrong_address(host: str, origin: str | None, named: str) -> Problem | None:
-    """What a web page could ask here under a name that it made point to us (DNS rebinding), or from another origin; None: nothing
-    is wrong. A Host is an IP address, localhost, or `named`, which we listen on. Raises nothing, whatever the headers."""
+    """Return a problem if a web page may have sent the request: from another origin, or under a name that its owner points
+    here (DNS rebinding). A valid Host is an IP address, localhost, or `named`, the listening name. Raises nothing,
+    whatever the headers are."""
     name = _split(host).hostname or ""
     if name not in ("localhost", named) and not _is_ip(name):
         return Problem("wrong-host", "ask by IP address, by localhost, or by the name in --api")
@@ -173,8 +174,8 @@ def add_run_routes(
     me: str = "",
     stands: Callable[[], Status] | None = None,
 ) -> None:
-    """What a run looks like from any member: /v1/peers, /v1/stages, /v1/rounds, /v1/events, /v1/explain, and the page of all that.
-    `me`: the cluster that explanations call this node; `stands`: where it stands."""
+    """Add the routes that every member serves: /v1/peers, /v1/stages, /v1/rounds, /v1/events, /v1/explain, and the page.
+    `me`: the cluster that explanations call this node. `stands`: its current state."""
 
     async def get_peers(request: web.Request) -> web.Response:
         return json_response(await peers())

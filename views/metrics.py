@@ -1,6 +1,6 @@
-"""What Prometheus reads of a run, at a node and at a coordinator: from the rows that people see.
+"""Prometheus metrics of a run, for nodes and coordinators, computed from the JSON views.
 
-Counters count since this daemon started, as Prometheus expects. No label grows with the swarm: no peer is named.
+Counters start with the daemon, as Prometheus expects. No label grows with the swarm: none contains a peer.
 """
 
 import json
@@ -23,13 +23,13 @@ from dilocox.transport.traffic import Traffic
 __all__ = ["PHASES", "RunMetrics", "Well"]
 
 PHASES = {"collect": "collect_seconds", "vote": "vote_seconds", "whole": "seconds"}
-"""Of a round, by the name of its seconds in a row."""
+"""Parts of a round, with the field of their seconds in a row."""
 LOOK_BACK = 16
-"""Rounds before this start in which `me` is looked for."""
+"""Rounds before this start that are searched for `me`."""
 
 
 def outcome(row: Mapping[str, Any]) -> str:
-    """Of a round, from its row."""
+    """Return the outcome of a round, from its row."""
     if row["closing"]:
         return "closing"
     if not row["counted"]:
@@ -38,7 +38,7 @@ def outcome(row: Mapping[str, Any]) -> str:
 
 
 class Well(Collector):
-    """What `health` found (answers.py); nothing where that is not known yet."""
+    """Metric of `health` (health.py); absent while it is unknown."""
 
     def __init__(self) -> None:
         self.well: bool | None = None
@@ -60,7 +60,7 @@ class RunMetrics(Collector):
         traffic: Traffic,
         me: str = "",
     ) -> None:
-        """`peers`: how many by state; `me`: the cluster whose counting is told."""
+        """Collect metrics. `peers`: number of peers by state. `me`: the cluster whose counted rounds are reported."""
         self._role, self._chain, self._events, self._peers, self._traffic, self._me = role, chain, events, peers, traffic, me
         self._refreshing = threading.Lock()
         self._next = chain.length

@@ -29,13 +29,13 @@ SAYS = {
     "/v1/resume": "Take part again",
     "/v1/leave": "Leave, and end the daemon",
 }
-"""By path."""
+"""Summaries, by path."""
 OPERATOR = ("/v1/pause", "/v1/resume", "/v1/leave")
-"""With `Authorization: Bearer`, and what api.key holds."""
+"""Paths that need `Authorization: Bearer` with the content of api.key."""
 
 
 def _answer(path: str) -> dict[str, Any]:
-    """With what fields.py says of it. Names are as there: `a.b`, `a[]`, `*`."""
+    """Return the schema of a path's answer, from json_schema.py: `a.b`, `a[]`, `*` as there."""
     answer: dict[str, Any] = {"description": "the answer"}
     if path in ANSWERS:
         objects: list[dict[str, Any]] = [

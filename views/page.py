@@ -1,5 +1,4 @@
-"""The page at `/`: one file, which asks this daemon's API and nobody else. The browser is told to run nothing but
-what stands in it."""
+"""The page at `/`: one file that requests only this daemon's API. Its policy forbids the browser to run any other script."""
 
 import base64
 import hashlib
@@ -13,7 +12,7 @@ __all__ = ["page", "policy"]
 
 
 def policy(html: str) -> str:
-    """The content security policy under which the page's own script and style run, and no other."""
+    """Return a content security policy that allows the page's script and style, and no others."""
 
     def inside(tag: str) -> str:
         found = re.search(rf"<{tag}>(.*?)</{tag}>", html, re.DOTALL)

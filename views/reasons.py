@@ -95,7 +95,7 @@ REASONS: Mapping[pb.Reason, Advice] = {
 
 
 def advice(reason: str) -> Advice:
-    """Of a reason by its name for people."""
+    """Return the advice for a reason, by its public name."""
     return _BY_NAME.get(reason, Advice(reason, ""))
 
 

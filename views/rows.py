@@ -1,4 +1,4 @@
-"""What people see of a run, as JSON-able values: node, coordinator, command line and tests all read these."""
+"""JSON views of a run. Node, coordinator, command line and tests all use them."""
 
 import statistics
 from collections import defaultdict
@@ -50,7 +50,8 @@ def run(manifest: Manifest) -> View:
 
 
 def network(traffic: Traffic) -> View:
-    """What this daemon sent and received since it started, by kind, and in the last whole round; what its lines may carry now."""
+    """Return the bytes that this daemon sent and received since its start, by kind, and in the last whole round; and its
+    current bandwidth limits."""
     last = traffic.last_round
     return {
         "sent": traffic.of("sent"),
@@ -62,14 +63,14 @@ def network(traffic: Traffic) -> View:
 
 
 def allreduce_bytes(manifest: Manifest, clusters: int, inner_steps: int) -> int:
-    """What each of so many clusters would send in so many inner steps, if gradients were averaged in each, in two bytes, by a
-    ring."""
+    """Return the bytes that each cluster would send for these inner steps, if a ring averaged the gradients of each in two
+    bytes."""
     return 2 * (clusters - 1) * 2 * trained_count(manifest.model) * inner_steps // clusters if clusters else 0
 
 
 def seconds_left(manifest: Manifest, head: Head, rows: Iterable[View], stands_still: bool = False) -> float | None:
-    """Until the run's last round is trained, where those to come take as long as these (rows of the last ones) usually took; None:
-    none of them trained anything, or the run stands still."""
+    """Return the seconds until the run's last round ends, if each takes the median of these rows. None: no row contains
+    training, or the run is below its quorum."""
     taken = [row["seconds"] for row in rows if row["counted"] and row["round"]]
     return statistics.median(taken) * max(0, manifest.rounds.count - head.trained) if taken and not stands_still else None
 
@@ -79,7 +80,7 @@ def exclusions(items: Iterable[pb.Exclusion]) -> list[View]:
 
 
 def describe(head: Head, commit: Statement[pb.Commit]) -> tuple[View, View]:
-    """What people see of a commit: its line in a table, and everything. Written once, when it is appended."""
+    """Return a commit's line in a table, and its details. They are written once, when the commit is appended."""
     return round_row(commit.body), round_detail(head, commit.body)
 
 
@@ -130,7 +131,7 @@ def _audits(head: Head, commit: pb.Commit) -> list[View]:
 
 
 def attestation(item: pb.Attestation) -> View:
-    """What admits a peer. Simulated evidence is called that wherever it shows."""
+    """Return the evidence that admits a peer. Simulated evidence is marked as simulated everywhere."""
     return {
         "peer": item.peer,
         "kind": item.kind,
@@ -166,7 +167,7 @@ def _counted(head: Head, item: Taken, held: list[str]) -> View:
 
 
 def _standing(manifest: Manifest, record: Record) -> View:
-    """Of a cluster. `of`: what there is to earn; 0: all stand equal."""
+    """Return a cluster's reputation. `of`: the most it can earn; 0: all clusters are equal."""
     return {**record._asdict(), "of": manifest.standing.rounds}
 
 
@@ -177,7 +178,7 @@ def peers(
     records: Mapping[str, pb.PeerRecord],
     coordinator: str,
 ) -> list[View]:
-    """Everyone known: on the roster, heard of, or with a record in the DHT."""
+    """Return every known peer: on the roster, live, or with a record in the DHT."""
     beats = {entry.peer: entry for entry in presence.peers}
     roster = {peer: cluster for cluster in head.roster.values() for peer in cluster.peers}
     rows = []
@@ -207,13 +208,13 @@ def peers(
 
 
 def boxes(head: Head, cluster: str) -> list[View]:
-    """Of a cluster on the roster, with the stages that each hosts."""
+    """Return the hosts of a cluster on the roster, with their stages."""
     seated = head.roster.get(cluster)
     return [{"peer": peer, "stages": seated.stages_of(peer)} for peer in seated.peers] if seated else []
 
 
 def stages(manifest: Manifest, head: Head) -> list[View]:
-    """Which stage has how many replicas."""
+    """Return the number of replicas of each stage."""
     rows, hosting = [], defaultdict[int, list[str]](list)
     for cluster in head.roster.values():
         for peer in cluster.peers:

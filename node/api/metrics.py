@@ -1,4 +1,4 @@
-"""What Prometheus reads of a node beside what it reads of the run (views/metrics.py)."""
+"""Prometheus metrics of a node, in addition to those of its run (views/metrics.py)."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -72,7 +72,7 @@ class NodeMetrics(Collector):
         yield GaugeMetricFamily("dilocox_standing_full_rounds", "What there is to earn; 0: all stand equal", value=wanted)
 
     def _attestations(self) -> Iterable[Metric]:
-        """By kind: the labels of a metric must not grow with the swarm."""
+        """Yield attestations by kind: the labels of a metric must not grow with the swarm."""
         held = self._participant.chain.head.attestations.values()
         peers = GaugeMetricFamily("dilocox_peers_attested", "Peers whose evidence holds", labels=["kind"])
         until = GaugeMetricFamily(

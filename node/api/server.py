@@ -1,4 +1,4 @@
-"""Routes of the node's HTTP API. Every value is read when asked for; what changes something is for who holds the daemon's key."""
+"""Routes of the node's HTTP API. Every value is read on request; routes that change something need the daemon's key."""
 
 import hmac
 import json
@@ -40,7 +40,7 @@ class Sources:
     downloader: Downloader
     coordinator: CoordinatorLink
     prover: Prover | None
-    """None: the run asks for no evidence."""
+    """Prover of this machine. None: the run requires no evidence."""
 
 
 def node_status(participant: Participant, sources: Sources) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def node_status(participant: Participant, sources: Sources) -> dict[str, Any]:
 
 
 def _allreduce_bytes(participant: Participant, traffic: Traffic) -> int:
-    """In the round that we sent for last; 0 where none is whole yet."""
+    """Return the bytes of an AllReduce in the last whole round; 0 before there is one."""
     last = traffic.last_round
     commit = participant.chain.commit(last.round) if last is not None else None
     if last is None or commit is None:
@@ -126,7 +126,7 @@ def _allreduce_bytes(participant: Participant, traffic: Traffic) -> int:
 def create_node_app(
     participant: Participant, attendance: Attendance, key: str, challenger: Challenger, sources: Sources
 ) -> web.Application:
-    """`key`: of the operator. Who is heard is asked of the coordinator when somebody asks us."""
+    """Return the node's API. `key`: the operator's. A request for live peers asks the coordinator."""
     registry, directory, coordinator = CollectorRegistry(), sources.network.directory, sources.coordinator
     traffic = sources.downloader.traffic
     metrics = node_metrics(registry, participant, traffic, sources.network.reach, lambda: coordinator.connected)
@@ -170,7 +170,7 @@ def create_node_app(
 
 
 def add_operator_routes(app: web.Application, attendance: Attendance, key: str) -> None:
-    """What only the operator may ask: to pause, to resume, to leave."""
+    """Add the operator's routes: pause, resume, leave."""
 
     def route(
         act: Callable[[bool], Awaitable[str]], *parameters: Parameter

@@ -1,1 +1,1 @@
-"""A cluster of several boxes: the lead commands, the others obey; each holds a stretch of the pipeline."""
+"""Cluster of several hosts: the lead host commands, the follower hosts obey; each runs a part of the pipeline."""

@@ -1,4 +1,4 @@
-"""A box of a cluster that another box leads: it runs its share of the workers and fetches, verifies and serves its own stages."""
+"""Follower host: runs its part of a cluster's workers, and fetches, verifies and serves its own stages."""
 
 import asyncio
 import logging
@@ -34,14 +34,14 @@ __all__ = ["Follower"]
 log = logging.getLogger(__name__)
 
 CHAIN_SECONDS = 30.0
-"""A commit that the lead has comes within this, or the lead says that it does not."""
+"""Time within which a commit of the lead host's chain arrives here."""
 TICKS_SECONDS = 1.0
 NEVER = 1 << 32
 """Above every generation."""
 
 
 class Follower:
-    """Does what its lead says, for as long as it says it; without it, waits."""
+    """Follower that obeys its lead host while the connection lasts; without it, it waits."""
 
     def __init__(
         self,
@@ -54,7 +54,8 @@ class Follower:
         crew: Crew,
         interface: str,
     ) -> None:
-        """`member`: hears what the lead host claims. `interface`: on which workers exchange tensors."""
+        """Follow a lead host. `member`: receives the claims that it requests. `interface`: network interface of the
+        workers' tensors."""
         self._manifest, self._me, self._chain = context.manifest, context.me, context.chain
         self._store, self._tasks, self._member = context.store, context.tasks, member
         self._line, self._pool, self._own, self._keeping = line, pool, own, keeping
@@ -63,9 +64,9 @@ class Follower:
         self._outgoing: asyncio.Queue[boxes.BoxEvent] = asyncio.Queue()
         self._asks: dict[int, asyncio.Task[None]] = {}
         self._starting: dict[int, tuple[worker.Start, list[worker.Apply]]] = {}
-        """By ask: a start of which all is here."""
+        """Complete starts, by request."""
         self._taken: dict[int, worker.Apply] = {}
-        """By round: what we were asked to have."""
+        """Complete commits, by round."""
         self._running: asyncio.Task[None] | None = None
         """Our part of a generation."""
         self._ended = 0
@@ -111,7 +112,7 @@ class Follower:
         return Status("refused", f"our cluster's lead {short(self._line.lead)} refuses this box: {why}")
 
     async def _follow(self, stub: Any, backoff: Backoff) -> None:
-        """Until the stream breaks, or the lead is silent: then nothing of its generation is left here."""
+        """Follow until the stream breaks, or the lead host is silent: then stop its worker group here."""
         self._outgoing, self._ended = asyncio.Queue(), 0
         self._say(hello=self._line.hello)
         silence = Silence()
@@ -210,7 +211,7 @@ class Follower:
         finally:
             meeting.close()
             self._say(ended=launch.generation)
-        if launch.generation > self._ended:  # nobody told them to
+        if launch.generation > self._ended:  # no command stopped them
             await asyncio.to_thread(probe, self._store.folder)  # a full disk is not the workers' fault
 
     async def _end(self) -> None:
@@ -233,7 +234,7 @@ class Follower:
             log.debug("a worker's way to the first one ended: %s", error)
 
     async def _forward(self, launch: boxes.LaunchBox) -> None:
-        """What our workers say. Before they start to write, what only an earlier process could need goes."""
+        """Forward the workers' messages. Before they write, delete what only an earlier process could need."""
         hellos: list[tuple[int, worker.Hello]] = []
         while (item := await self._pool.events.get()) is not None:
             rank, event = item
@@ -255,14 +256,14 @@ class Follower:
         self._say(said=boxes.WorkerSaid(generation=launch.generation, rank=rank, event=event))
 
     async def _ready(self, ready: boxes.ClusterReady) -> None:
-        """The list of a state's stages is kept beside our own ones: it says what of them joiners may ask for."""
+        """Store the list of a state's stages beside this host's stages: it tells joiners what they may request."""
         root = await asyncio.to_thread(self._store.put, [canonical(ready.states)])
         self.progress.states[ready.round] = dict(enumerate(ready.states.digests))
         self.progress.roots[ready.round] = root
         self.progress.forget(keep_states=3 * self._manifest.rounds.snapshot_every)
         await self._keeping.retain()
 
-    # What the lead asks
+    # Requests of the lead host
 
     async def _answer(self, ask: boxes.BoxAsk) -> None:
         answer = boxes.BoxAnswer(ask=ask.number)
@@ -286,7 +287,7 @@ class Follower:
         self._say(answer=answer)
 
     async def _prepare(self, start: worker.Start) -> tuple[worker.Start, list[worker.Apply]]:
-        """With what it needs, and what it replays. Its commits come from our own chain."""
+        """Return the start with all it needs, and the commits that it replays. They come from this host's chain."""
         await self._chain_to(start.round + start.replays)
         await self._own.with_commits(start)
         return start, await self._own.have(start, lambda why: self._member.show(Status("synchronising", why)))
@@ -299,7 +300,7 @@ class Follower:
         return await self._own.judge(contribution, asked.base, asked.rank_or_k)
 
     async def _chain_to(self, length: int) -> None:
-        """Our own copy of the chain comes from the coordinator, a moment after the lead's. Raises RemoteError where it does not."""
+        """Wait until this host's chain has this length: it follows the coordinator. Raises RemoteError after a timeout."""
         try:
             async with asyncio.timeout(CHAIN_SECONDS):
                 while self._chain.length < length:

@@ -9,9 +9,10 @@ __all__ = ["HostEvents"]
 
 
 class HostEvents:
-    """`queue` yields events in order per worker; None when the worker group has ended on all hosts.
+    """Events of the workers of all hosts. `queue` yields them in order per worker; None when the worker group has ended on
+    all hosts.
 
-    The service that the other hosts call puts theirs in, as soon as this daemon serves; the lead host's own are added by `put`.
+    The service that other hosts call adds theirs as soon as this daemon serves; `put` adds the lead host's.
     """
 
     def __init__(self) -> None:
@@ -19,7 +20,7 @@ class HostEvents:
         self.group = 0
         """Number of the worker group."""
         self.workers = 0
-        """Of this worker group; 0: it is not launched yet."""
+        """Number of workers in this worker group; 0: not launched yet."""
         self.phases = 0
         """Local phases that its workers ended."""
         self.failure = ""
@@ -42,7 +43,7 @@ class HostEvents:
         self.queue.put_nowait((rank, event))
 
     def hear(self, said: boxes.WorkerSaid) -> None:
-        """Take what a worker of another host says."""
+        """Add a message of a worker on another host."""
         if said.generation != self.group or said.rank >= self.workers:
             return
         if said.event.HasField("failed"):

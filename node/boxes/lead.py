@@ -1,4 +1,4 @@
-"""The lead's end of the streams to the other boxes of its cluster: who they are, what they answer, when one is gone."""
+"""Lead host's side of the streams to the follower hosts: their identities, answers and connection state."""
 
 import asyncio
 import hmac
@@ -30,9 +30,9 @@ __all__ = ["BoxAdmission", "LeadService", "RemoteBox"]
 log = logging.getLogger(__name__)
 
 HELLO_SECONDS = 10.0
-"""Who has not said who it is by then is gone …"""
+"""Timeout of a stream's first message."""
 WAITING, WAITING_PER_ADDRESS = 64, 4
-"""… and so many may be about to, of all and of one address."""
+"""Most streams without a first message, in total and per address."""
 
 
 class RemoteBox:
@@ -67,11 +67,11 @@ class RemoteBox:
             return await answer
         finally:
             del self._asks[number]
-            if answer.cancelled():  # whoever asked: waiting no longer cancels what was waited for
+            if answer.cancelled():  # the caller: a cancelled wait does not cancel the work
                 self.send(drop=number)
 
     async def ended(self, generation: int) -> None:
-        """Returns when nothing is left there of this generation, or it is gone."""
+        """Wait until this worker group has ended there, or the host is gone."""
         while self._ended < generation and not self.gone.is_set():
             self._heard.clear()
             await self._heard.wait()
@@ -103,7 +103,7 @@ class RemoteBox:
 
 @dataclass(frozen=True)
 class BoxAdmission:
-    """Who may be a box of our cluster."""
+    """Conditions for a host of this cluster."""
 
     run_id: bytes
     me: str
@@ -113,7 +113,7 @@ class BoxAdmission:
     most: int
     """Boxes beside this one."""
     corpus: bytes = b""
-    """Digest of our own data; empty: we train on the run's."""
+    """Digest of this cluster's private data; empty: it trains on the run's."""
 
     def refusal(self, peer: str, hello: boxes.BoxHello) -> str:
         """Why not; empty where it may."""
@@ -140,21 +140,21 @@ class LeadService(rpc.LeadServicer):
         """`own_hosts`: kept up to date with the peer ids of the hosts that follow."""
         self._callers, self._own_hosts = callers, own_hosts
         self._admission: BoxAdmission | None = None
-        """None: this peer leads no cluster of several boxes."""
+        """Conditions for hosts. None: this peer leads no cluster of several hosts."""
         self.heard = HostEvents()
         """Events of the workers of other hosts."""
         self.followers: dict[str, RemoteBox] = {}
         self.changed = asyncio.Event()
-        """Set when one came or went, for who waits."""
+        """Event, set when a host came or went."""
         self.moved = Changes()
-        """Of `followers`."""
+        """Changes of `followers`."""
         self._closing = False
         self._waiting: Counter[str] = Counter()
-        """By address: streams that have not said whose they are."""
+        """Streams without a first message, by address."""
         self._refused = ""
-        """Why somebody was last, who is told so and logged once."""
+        """Reason of the last rejection: sent to that host, and logged once."""
         self._store_port: int | None = None
-        """On loopback: of the store at which the workers of the running generation meet."""
+        """Loopback port of the store at which the current worker group meets."""
 
     def admit(self, admission: BoxAdmission) -> None:
         """Let hosts join the cluster that this peer leads, from now on."""
@@ -221,7 +221,7 @@ class LeadService(rpc.LeadServicer):
                     first = await anext(aiter(events))
             finally:
                 self._waiting[address] -= 1
-                self._waiting += Counter()  # keeps no address with none
+                self._waiting += Counter()  # removes addresses with a count of zero
         why = admission.refusal(peer, first.hello) if peer and peer != admission.me else "it does not say who it is"
         others = self.followers.keys() - {peer}
         if not why and len(others) >= admission.most:
@@ -232,7 +232,7 @@ class LeadService(rpc.LeadServicer):
         if why:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
         if (known := self.followers.get(peer)) is not None:
-            known.leave()  # it came back before we noticed that it had gone
+            known.leave()  # it returned before its loss was noticed
         self._own_hosts.add(peer)
         follower = self.followers[peer] = RemoteBox(peer, first.hello, self.heard.hear)
         self._change()
@@ -250,7 +250,7 @@ class LeadService(rpc.LeadServicer):
             raise AssertionError
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        except OSError:  # the generation ended meanwhile
+        except OSError:  # the worker group ended meanwhile
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the generation ended")
             raise AssertionError from None
         writing = asyncio.create_task(pump(request_iterator, writer))

@@ -13,7 +13,7 @@ __all__ = ["LeadLine", "hello_of"]
 
 
 def hello_of(link: ClusterLink, me: str, machine: Machine, corpus: bytes = b"") -> boxes.BoxHello:
-    """Return what this host says first. `corpus`: digest of our own data, where the run's are private."""
+    """Return this host's first message. `corpus`: digest of the private data, if the run's data are private."""
     shown = proof(link.secret, link.lead.run_id, link.lead.coordinator, me)
     return boxes.BoxHello(proof=shown, corpus=corpus, **asdict(machine))
 

@@ -18,7 +18,7 @@ from dilocox.transport.files import read_checked, write_atomically
 __all__ = ["CLUSTER_LINK", "ClusterLink", "address_on", "exposed", "load_or_create_secret", "proof"]
 
 CLUSTER_LINK = "cluster.link"
-"""In a lead's folder: whoever has it may be a box of its cluster."""
+"""File in a lead host's folder: any holder of it may join the cluster."""
 SECRET_BYTES = 32
 SCHEME = "dilocox-cluster"
 SIOCGIFADDR = 0x8915
@@ -27,13 +27,14 @@ SIOCGIFADDR = 0x8915
 
 @dataclass(frozen=True)
 class ClusterLink:
-    """`dilocox-cluster://SECRET?lead=LINK&join=LINK`. Who has it is of the cluster: it is handed on by file, never printed."""
+    """Cluster link: `dilocox-cluster://SECRET?lead=LINK&join=LINK`. It admits to the cluster, so it travels as a file and
+    is never printed."""
 
     secret: bytes
     lead: JoinLink
     """The lead's daemon, in the form of a join link: run, peer id, address, certificate."""
     join: JoinLink
-    """Of the run."""
+    """Join link of the run."""
 
     def __str__(self) -> str:
         return f"{SCHEME}://{self.secret.hex()}?lead={quote(str(self.lead), safe='')}&join={quote(str(self.join), safe='')}"
@@ -56,7 +57,8 @@ class ClusterLink:
 
 
 def load_or_create_secret(path: Path) -> bytes:
-    """Of this lead's cluster, the same over restarts; a damaged one is made anew, and then the link too. Blocking."""
+    """Return the secret of this lead host's cluster, the same across restarts. A damaged file is replaced, and the link
+    changes. Blocking."""
 
     def parse(raw: bytes) -> bytes:
         if len(raw) != SECRET_BYTES:

@@ -1,4 +1,4 @@
-"""Work of a cluster's host for its own stages. The lead host asks the other hosts for theirs."""
+"""Work of a host for its own stages. The lead host requests the same of the other hosts."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
@@ -35,11 +35,11 @@ class OwnHost:
         self._hosted.host(stages)
 
     async def judge(self, contribution: Statement[pb.Contribution], base: bytes, rank_or_k: int) -> Verdict:
-        """Download and check the payloads of our stages, until cancelled; `base`: our own state root."""
+        """Download and check the payloads of this host's stages, until cancelled; `base`: this node's state root."""
         return await self._checker.judge(contribution, base, rank_or_k)
 
     async def take(self, commit: Statement[pb.Commit]) -> worker.Apply:
-        """Download what a commit counts of our stages. Raises RemoteError where nobody serves it."""
+        """Download what a commit counts for this host's stages. Raises RemoteError if no peer serves it."""
         return await self._applies.take(commit)
 
     async def have(self, start: worker.Start, say: Callable[[str], None]) -> list[worker.Apply]:
@@ -47,11 +47,11 @@ class OwnHost:
         return await self._starts.have(start, say)
 
     async def with_commits(self, start: worker.Start) -> None:
-        """Add the commits of our own chain that a start needs. Raises RemoteError."""
+        """Add the commits that a start needs, from this host's chain. Raises RemoteError."""
         await self._starts.with_commits(start)
 
     async def sound(self, hello: worker.Hello) -> worker.Hello:
-        """Return what a worker of ours said, with only the boundaries whose payloads are here and right."""
+        """Return a worker's hello, with only those checkpoints whose payloads are here and valid."""
         return await asyncio.to_thread(self._starts.sound, hello)
 
     async def with_roots(self, boundary: worker.Boundary) -> worker.Boundary:
@@ -59,7 +59,7 @@ class OwnHost:
         return await asyncio.to_thread(self._roots.added, boundary)
 
     async def work_root(self, index: bytes, announced: Sequence[pb.Leaf]) -> bytes:
-        """Return the root over the shards of what we announce; empty where the run keeps none."""
+        """Return the root over the shards of the announced payloads; empty in a run without shards."""
         return await asyncio.to_thread(self._roots.of_work, index, announced)
 
     def serves_its_own(self) -> bool:

@@ -1,4 +1,4 @@
-"""What both ends of a stream between two boxes share: when the other is taken for gone, and bytes of a connection."""
+"""Common parts of both ends of a stream between two hosts: its timeout, and bytes of a connection."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -9,10 +9,10 @@ from dilocox.protocol.pb import boxes_pb2 as boxes
 __all__ = ["ALIVE_SECONDS", "Silence", "pump"]
 
 ALIVE_SECONDS = 0.25
-"""Each end says that it is alive as often as this, while it has nothing else to say."""
+"""Interval of a message that shows life, while there is no other."""
 SILENT_LOOKS = 8
-"""After so many looks at which nothing had come the other end is gone: two seconds. A machine that is itself suspended looks no
-more often, so it takes nobody else for gone."""
+"""Checks without a message after which the other end counts as gone: two seconds. A suspended machine makes no checks, so
+it misjudges no other one."""
 
 
 class Silence:
@@ -25,14 +25,14 @@ class Silence:
         self._looks = 0
 
     async def lasts(self) -> None:
-        """Returns when nothing was heard for too long."""
+        """Wait until the other end was silent for too long."""
         while self._looks < SILENT_LOOKS:
             await asyncio.sleep(ALIVE_SECONDS)
             self._looks += 1
 
 
 async def pump(parts: AsyncIterator[boxes.Bytes], writer: asyncio.StreamWriter) -> None:
-    """What comes, onto a connection, until it ends."""
+    """Write arriving bytes to a connection, until the end."""
     try:
         with suppress(ConnectionError):
             async for part in parts:

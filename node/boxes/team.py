@@ -36,19 +36,19 @@ __all__ = ["ClusterSettings", "Team"]
 log = logging.getLogger(__name__)
 
 END_SECONDS = 30.0
-"""A box whose workers have not ended by then, killed as they are, is gone."""
+"""Timeout of a host whose workers were killed: after it the host counts as gone."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Which boxes host what."""
+    """Layout of a cluster: stages by host."""
 
     peers: tuple[str, ...]
     """The lead first."""
     tiling: Tiling
 
     def hosts(self, stages: int) -> tuple[HostRange, ...]:
-        """Of a run with so many stages: without boxes that have nothing to do."""
+        """Return the hosts of a run with so many stages, without hosts that have no work."""
         shares = [(peer, self.tiling.stages(box, stages)) for box, peer in enumerate(self.peers)]
         hosts = [HostRange(peer, part.start, len(part)) for peer, share in shares for part in stretches(share)]
         return tuple(sorted(hosts, key=lambda host: host.first_stage))
@@ -71,9 +71,9 @@ class ClusterSettings:
     others: int = 0
     """Hosts beside the lead host."""
     interface: str = LOOPBACK
-    """On which the workers of several hosts exchange tensors."""
+    """Network interface for tensors between workers of several hosts."""
     patience: float = 0.0
-    """So many seconds a host that was here and is gone is waited for, before the others share out its stages."""
+    """Seconds to wait for a missing host, before the others take over its stages."""
 
 
 class Team:
@@ -89,7 +89,8 @@ class Team:
         lead: LeadService,
         settings: ClusterSettings = ClusterSettings(),
     ) -> None:
-        """`member`: hears where the stages are placed, and whether all their hosts are here. `machine`: this host."""
+        """Control the hosts of a cluster. `member`: receives the layout, and whether all its hosts are up. `machine`: this
+        host."""
         self._manifest, self._me, self._member = context.manifest, context.me, member
         self._machine, self._pool, self._own, self._lead = machine, pool, own, lead
         self._others, self._interface, self._patience = settings.others, settings.interface, settings.patience
@@ -99,15 +100,15 @@ class Team:
         self._hosting: list[RemoteBox] = []
         """Other boxes that have workers of this generation."""
         self._hosts: tuple[HostRange, ...] = ()
-        """Where the stages were last laid out: also while one of these boxes is away."""
+        """Hosts of the last layout, also while one is missing."""
         self._boxes_here = 0
-        """That it was laid out for, this one too …"""
+        """Number of hosts of the last layout, this one included."""
         self._laid_out_for: list[Machine] = []
-        """… and what they had."""
+        """Their devices."""
         self._formed = False
         """All boxes were here once."""
         self._prepared: dict[str, int] = {}
-        """By box: the ask that it answered when it had what the newest start needs."""
+        """Request that each host answered when it was ready for the newest start."""
         self._consented: pb.Claim | None = None
         self._given_up = asyncio.Event()
         self._stopping = False
@@ -116,7 +117,7 @@ class Team:
 
     @property
     def workers(self) -> int:
-        """Of this generation."""
+        """Return the number of workers in this worker group."""
         return self._heard.workers
 
     async def watch_hosts(self) -> None:
@@ -150,7 +151,7 @@ class Team:
             self._heard.end()
 
     async def _gathered(self) -> list[RemoteBox] | None:
-        """The other boxes; None where nobody wants the generation any more."""
+        """Return the follower hosts; None if the worker group is not needed any more."""
         began = time.monotonic()
         while not self._given_up.is_set():
             here = sorted(self._lead.followers.values(), key=lambda follower: follower.peer)
@@ -277,7 +278,7 @@ class Team:
                 log.warning(idle, short(peer), model.stages, microbatches, used, count)
 
     async def _forward(self) -> None:
-        """What our own workers say, with what they could resume as it is on our disk."""
+        """Forward the messages of this host's workers, with only those checkpoints that its disk can resume."""
         while (item := await self._pool.events.get()) is not None:
             rank, event = item
             if event.HasField("hello"):
@@ -308,7 +309,7 @@ class Team:
             follower.send(worker=command)
 
     async def work_root(self, leaves: bytes, announced: Sequence[pb.Leaf]) -> bytes:
-        """Over the shares of what we are to announce; empty where the run keeps none."""
+        """Return the root over the shards of the announced payloads; empty in a run without shards."""
         return await self._own.work_root(leaves, announced)
 
     def score(self, asked: worker.Score) -> None:
@@ -326,7 +327,7 @@ class Team:
             follower.send(end=self._generation)
 
     def regroups(self) -> bool:
-        """Whether the boxes that are here now would be laid out in another way, and better."""
+        """Return whether the current hosts would have another, better layout."""
         here = sorted(self._lead.followers.values(), key=lambda follower: follower.peer)
         if len(here) < self._boxes_here or self._machines(here) == self._laid_out_for:
             return False
@@ -335,7 +336,7 @@ class Team:
         return False
 
     def _with_room(self, followers: Sequence[RemoteBox]) -> list[RemoteBox] | None:
-        """These, without those that have no room for their share; None where this box has none either."""
+        """Return the hosts that have space for their part; None if this host has none."""
         left = list(followers)
         while True:
             try:
@@ -379,10 +380,11 @@ class Team:
         await self._pool.stop()
         self.end_generation()
 
-    # What every box does for its stages
+    # Work of every host for its stages
 
     async def judge(self, contribution: Statement[pb.Contribution], base: bytes, rank_or_k: int) -> Verdict:
-        """One refusal refuses. Until cancelled: a box that is away says so when it is back."""
+        """Judge a contribution, until cancelled. A rejection by one host rejects it. A missing host judges when it is
+        back."""
         asked = boxes.AskJudge(contribution=contribution.envelope, base=base, rank_or_k=rank_or_k)
         while True:
             hosts = self._hosts
@@ -426,7 +428,7 @@ class Team:
         return self._own.serves_its_own() and all(follower.serves for follower in self._hosting)
 
     async def held(self, leaves: bytes, payloads: Sequence[worker.StagePayload]) -> tuple[str, ...]:
-        """Have others keep what boxes that cannot be dialled made in a phase; who does. Raises RemoteError where a box goes."""
+        """Upload payloads of unreachable hosts to relays; return those. Raises RemoteError if a host is lost."""
         finding: list[Awaitable[Sequence[str]]] = []
         if not self._own.serves_its_own():
             finding.append(self._own.find_relays([leaves, *self._of_box(self._me, payloads)]))
@@ -451,7 +453,7 @@ class Team:
             raise RemoteError(answer.reason, answer.detail)
         return answer
 
-    # What every box is told
+    # Commands to every host
 
     def consent(self, state: MemberState) -> None:
         """The other boxes are to claim what we claim."""
@@ -462,7 +464,7 @@ class Team:
         self._consented = claim
 
     def ready(self, round: int, states: bytes) -> None:
-        """The cluster holds this state (its list of digests) before a round."""
+        """Tell the hosts that the cluster has this state (its list of digests) before a round."""
         for follower in self._hosting:
             follower.send(ready=boxes.ClusterReady(round=round, states=pb.StageStates.FromString(states)))
 

@@ -1,7 +1,7 @@
-"""Sources into a corpus, in bounded memory.
+"""Build of a corpus from sources, in bounded memory.
 
-Every document's hash says whether it is held out and to which shard it is dealt, so the same files in the same order make the same
-corpus anywhere, copies of a document lie on one side, and a shard is a fair sample of the whole.
+A document's hash decides whether it is held out, and its shard. So the same files in the same order make the same
+corpus anywhere, all copies of a document are on one side, and a shard is a fair sample of the whole.
 """
 
 import fcntl
@@ -33,7 +33,7 @@ __all__ = ["HELD_OUT_EVERY", "build", "build_stdlib"]
 HELD_OUT_EVERY = 50
 LOCK, MAGIC = ".lock", "dilocox data build\n"
 SHARD_BYTES = 64 << 20
-"""Of source for a shard, about: a home line fetches one in a minute or two."""
+"""Approximate source bytes per shard: a home connection fetches one in a minute or two."""
 BATCH_CHARACTERS = 1 << 20
 """Encoded at a time."""
 
@@ -112,7 +112,7 @@ def _texts(files: Iterable[Path], field: str, encoder: Encoder, follow: Callable
 
 
 def _conversations(files: Iterable[Path], chat: ChatEncoder, follow: Callable[[int], None]) -> Iterator[tuple[str, Encoded]]:
-    """Yield each with what its fate follows from: what is said, whatever the template writes around it."""
+    """Yield each conversation with the text that its hash covers: its messages, without the template's text."""
     for path in files:
         read = 0
         for where, record, size in records(path, FIELDS):
@@ -157,8 +157,9 @@ def _is_ours(folder: Path) -> bool:
 
 @contextmanager
 def _scratch(folder: Path, wait: bool) -> Iterator[Path]:
-    """An empty folder in it, gone afterwards; what a killed build left there is removed."""
-    if not _is_ours(folder) and any(path.name != LOCK or path.stat().st_size for path in folder.iterdir()):  # no room for MAGIC
+    """Yield an empty folder, removed afterwards; one left by a killed build is removed first."""
+    # no space for MAGIC
+    if not _is_ours(folder) and any(path.name != LOCK or path.stat().st_size for path in folder.iterdir()):
         raise ConfigError(f"{folder} holds files that no build made. Name another folder with --to.")
     with (folder / LOCK).open("a+") as lock:
         try:

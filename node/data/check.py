@@ -1,4 +1,4 @@
-"""Whether a corpus on disk is what it says: before anybody trains on it. Blocking: reads everything."""
+"""Verification of a corpus on disk, before training. Blocking: reads everything."""
 
 from pathlib import Path
 
@@ -13,11 +13,11 @@ from dilocox.transport.corpora import corpus_in, lacking, named_store
 __all__ = ["check_corpus", "check_own", "check_shard", "check_whole", "must_bring_own"]
 
 CHECKED = 1 << 22
-"""Tokens looked at, at a time."""
+"""Tokens checked at a time."""
 
 
 def check_shard(store: BlobStore, corpus: Corpus, shard: Shard) -> None:
-    """Raises ConfigError where its blob holds other tokens than the corpus says: whoever made it is wrong."""
+    """Raise ConfigError if the blob contains other tokens than the corpus describes: its maker is wrong."""
     digest = bytes.fromhex(shard.digest)
     if store.size(digest) != corpus.size(shard):
         raise ConfigError(f"the data are not what they say: shard {shard.digest} does not have {shard.tokens:,} tokens")
@@ -38,7 +38,7 @@ def check_shard(store: BlobStore, corpus: Corpus, shard: Shard) -> None:
 
 
 def check_whole(store: BlobStore, digest: bytes) -> Corpus:
-    """Raises ConfigError where a part of the corpus is missing, damaged, or not what it says."""
+    """Raise ConfigError if a part of the corpus is missing, damaged, or not as described."""
     corpus = corpus_in(store, digest)
     damaged = [digest] if corpus is None else lacking(store, corpus)
     if corpus is None or damaged:
@@ -52,7 +52,7 @@ def check_whole(store: BlobStore, digest: bytes) -> Corpus:
 
 
 def check_corpus(manifest: Manifest, folder: Path) -> BlobStore:
-    """Raises ConfigError where the folder does not hold the run's corpus, whole, or it does not fit the model."""
+    """Raise ConfigError if the folder does not contain the run's whole corpus, or it does not fit the model."""
     store = named_store(manifest.data, {manifest.data.name: folder})
     assert store is not None, "it is named"
     check_fits(manifest, check_whole(store, bytes.fromhex(manifest.data.digest)))
@@ -60,7 +60,7 @@ def check_corpus(manifest: Manifest, folder: Path) -> BlobStore:
 
 
 def must_bring_own(manifest: Manifest, private: Path | None) -> None:
-    """Raises ConfigError where a cluster has to bring text of its own, or must not."""
+    """Raise ConfigError if a cluster needs private data and has none, or the reverse."""
     if manifest.data.private and private is None:
         raise ConfigError(
             "the run's data are private: each cluster brings its own. Build yours with the run's tokenizer (`dilocox data build`)"
@@ -71,5 +71,5 @@ def must_bring_own(manifest: Manifest, private: Path | None) -> None:
 
 
 def check_own(manifest: Manifest, shared: Corpus, folder: Path, digest: bytes) -> None:
-    """Raises ConfigError where a cluster's own corpus is not whole, or does not fit the run."""
+    """Raise ConfigError if a cluster's private corpus is not whole, or does not fit the run."""
     check_private(manifest, shared, check_whole(BlobStore(folder, ours=False), digest))

@@ -1,7 +1,7 @@
-"""Conversations into tokens, by the tokenizer's own chat template, and which of the tokens are trained on: the answers.
+"""Conversations as tokens, by the tokenizer's chat template, and the mask of trained tokens: the answers.
 
-Where the template marks them (`{% generation %}`), those; where it does not, an answer is what the template writes for it after the
-prompt that it writes for what stands before. A text that spells a special token would be read as one: its conversation is left out.
+If the template marks answers (`{% generation %}`), these count. Otherwise an answer is what the template adds to the
+prompt for the messages before it. A text that contains a special token would be misread: its conversation is left out.
 """
 
 import re
@@ -44,7 +44,7 @@ FATES = {
     "not_found": "left out, whose answers do not follow the template's prompt",
     "unmarked": "answers that are only read, for the template writes them otherwise once more follows",
 }
-"""What `protocol.corpus.Chat` counts, as it is told."""
+"""Labels of the counts in `protocol.corpus.Chat`."""
 ADVICE = {
     "too_long": "Use a larger --sequence-length",
     "unanswered": f"Name conversations in which a message has the role {ASSISTANT}",
@@ -175,7 +175,7 @@ class ChatEncoder:
         return Encoded(tokens, mask)
 
     def _found(self, render: Rendering, messages: Messages, text: str, end: int) -> list[tuple[int, int]]:
-        """Where the answers stand in the text; behind `end`, where nothing fits any more, none is looked for."""
+        """Return the positions of the answers in the text; none is searched behind `end`, where nothing fits any more."""
         spans = []
         for index, said in enumerate(messages):
             if said["role"] != ASSISTANT:
@@ -205,7 +205,7 @@ class ChatEncoder:
 
 
 def fitted(document: Encoded, width: int) -> Encoded | None:
-    """What fits into a row: all of it, or up to the end of the last answer that fits; None where none does."""
+    """Return the part that fits into a row: all of it, or up to the end of the last answer that fits; None if none does."""
     tokens, mask = document.tokens, document.mask
     assert mask is not None, "of a conversation"
     if len(tokens) > width:

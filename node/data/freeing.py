@@ -1,4 +1,4 @@
-"""What a daemon's folder holds of its runs' data, and which of it no run needs any more."""
+"""Data of runs in a daemon's folder, and which of them no run needs any more."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -14,20 +14,20 @@ __all__ = ["Held", "held"]
 
 @dataclass(frozen=True)
 class Held:
-    """Of one corpus, or of what no run here names."""
+    """Data of one corpus, or data that no run here names."""
 
     name: str
-    """As its runs call it; empty where none does."""
+    """Name from its runs; empty without one."""
     needed_by: tuple[str, ...]
-    """Runs that go on."""
+    """Runs that continue."""
     blobs: frozenset[bytes]
     size: int
     """Bytes on this disk."""
 
 
 def held(home: Path, store: BlobStore) -> list[Held]:
-    """By corpus, those of runs that go on first. A blob of several is the first one's. Raises LocalError where a run cannot be
-    read: it may need any of it. Blocking."""
+    """Return the data by corpus, those of active runs first. A shared blob counts for the first. Raises LocalError if a
+    run cannot be read: it may need any of them. Blocking."""
     names: dict[bytes, str] = {}
     needed: dict[bytes, list[str]] = {}
     for path in find_chains(home):
@@ -46,13 +46,13 @@ def held(home: Path, store: BlobStore) -> list[Held]:
         left -= here
         if here:
             found.append(Held(names[digest], tuple(needed[digest]), frozenset(here), sum(sizes[blob] for blob in here)))
-    if left:  # a run whose corpus' own document is not here may need any of it
+    if left:  # a run without its corpus document may need any of it
         found.append(Held("", tuple(blind), frozenset(left), sum(sizes[blob] for blob in left)))
     return found
 
 
 def _sizes(store: BlobStore) -> Counter[bytes]:
-    """Bytes on disk by blob, with what lies beside it."""
+    """Return the bytes on disk by blob, with files beside it."""
     sizes: Counter[bytes] = Counter()
     for blob, path in store.files():
         sizes[blob] += path.stat().st_size

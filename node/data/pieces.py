@@ -1,8 +1,8 @@
-"""Text into tokens, several times as fast as `tokenizers`, with the same result.
+"""Pretokenizer: text to tokens several times as fast as `tokenizers`, with the same result.
 
-A byte-level tokenizer cuts a text into pieces, by a pattern, and encodes each by itself; the same pieces come again and again. For
-the patterns that are known here Python's `re` cuts what is ASCII, and a piece is encoded once. What is not ASCII is cut where every
-one of these patterns cuts, between a letter or digit and a space, and goes to `tokenizers` in these stretches.
+A byte-level tokenizer cuts a text into pieces by a pattern, and encodes each piece alone; pieces repeat. For known
+patterns Python's `re` cuts ASCII text, and each piece is encoded once. Other text is cut where every one of these
+patterns cuts, between a letter or digit and a space, and goes to `tokenizers` in these stretches.
 """
 
 import json
@@ -21,14 +21,14 @@ MOST_KNOWN = 1 << 18
 LONGEST_KNOWN = 32
 """Characters, ASCII: longer ones hardly come again, and what is known stays small, whatever the text."""
 SHOWN = {byte: 256 + byte for byte in range(33)} | {127: 256 + 33}
-"""Of ASCII, those that byte-level tokenizers write as another character; the others as themselves."""
+"""ASCII characters that byte-level tokenizers replace; all others stand for themselves."""
 FOREIGN = re.compile(r"[^\x00-\x7f]+")
 APART, LAST_APART = re.compile(r"(?<=[A-Za-z0-9])(?=[ \n])"), re.compile(r".*[A-Za-z0-9](?=[ \n])", re.DOTALL)
 SIGN = r"[!-/:-@\[-`{-~\x00-\x08\x0e-\x1f\x7f]"
-"""What is no letter, digit or space, of ASCII: `re` is faster where a set says what is in it."""
+"""ASCII characters that are no letter, digit or space: `re` is faster with a positive set."""
 SHORT = "'(?:[sdmt]|ll|ve|re)"
 GPT2 = rf" ?[A-Za-z]++|{SHORT}| ?{SIGN}++| ?[0-9]++|\s+(?!\S)|\s+"
-"""In another order than theirs, the commonest first: but for the short forms no two begin alike."""
+"""Alternatives in another order than GPT-2's, the commonest first: except the short forms no two begin alike."""
 SINGLE_DIGITS = rf" ?[A-Za-z]++|{SHORT}| ?{SIGN}++|[0-9]|\s+(?![^\s0-9])|\s+"
 """Digits are cut off first: before one a run of spaces ends as at the end of a text."""
 LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -37,7 +37,7 @@ SPLITS = (LLAMA3, LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}"))
 
 
 def pattern_of(file: bytes) -> re.Pattern[str] | None:
-    """What cuts ASCII texts into the pieces of this `tokenizers` JSON; None: its way is not known here."""
+    """Return the pattern that cuts ASCII text into the pieces of this `tokenizers` JSON; None: it is unknown here."""
     said = json.loads(file)
     model, added = said["model"], said.get("added_tokens") or []
     plain = model.get("type") == "BPE" and not model.get("dropout") and said.get("normalizer") is None
@@ -69,7 +69,7 @@ def pattern_of(file: bytes) -> re.Pattern[str] | None:
 
 
 class _Known(dict[str, bytes]):
-    """Ids of pieces, as the bytes of uint32. What is asked for and not known is encoded."""
+    """Ids of pieces, as the bytes of uint32. A missing piece is encoded."""
 
     def __init__(self, model: Any) -> None:
         """`model`: of `tokenizers`, which takes a piece's bytes as characters."""
@@ -114,7 +114,7 @@ class PieceEncoder:
         done = 0
         for foreign in FOREIGN.finditer(text):
             if foreign.start() < done:
-                continue  # it lies in the last one's stretch
+                continue  # it is part of the last stretch
             before, after = LAST_APART.match(text, done, foreign.start()), APART.search(text, foreign.end())
             start, end = before.end() if before else done, after.start() if after else len(text)
             pieces += self._cut(text, done, start)

@@ -1,6 +1,6 @@
-"""Chat templates, rendered in a process of its own: a template is a program, which may run for ever or fill memory, and what
-Jinja's sandbox forbids is neither. One conversation has seconds of processor time, and memory; a template that wants more ends the
-process, and nothing else."""
+"""Process that renders chat templates. A template is a program that may run for ever or fill memory, which Jinja's sandbox
+does not prevent. One conversation has limited processor time and memory; a template that exceeds them ends only this
+process."""
 
 import json
 import subprocess
@@ -41,9 +41,9 @@ class Renderer:
         marked: bool = False,
         tools: Sequence[Any] = (),
     ) -> tuple[str, list[tuple[int, int]]]:
-        """Return the conversation's text, and with `marked` where the answers are that the template marks. `prompt`: the text ends
-        with what asks for an answer; `tools`: what it may describe. Raises ConfigError where the template refuses it, or wants more
-        than it may have."""
+        """Return the conversation's text, and with `marked` the positions of marked answers. `prompt`: the text ends with
+        the request for an answer; `tools`: descriptions for the template. Raises ConfigError if the template fails, or
+        exceeds its limits."""
         asked = {"template": template, "messages": messages, "special": special_tokens, "prompt": prompt, "marked": marked}
         asked["tools"] = list(tools) or None
         with self._lock:
@@ -58,7 +58,7 @@ class Renderer:
         return told["text"], [(start, end) for start, end in told["spans"]]
 
     def _ask(self, line: bytes) -> dict[str, Any] | None:
-        """None: it ended instead."""
+        """Return its answer; None if it ended instead."""
         process = self._process or self._start()
         assert process.stdin is not None
         assert process.stdout is not None

@@ -16,7 +16,7 @@ Mask = npt.NDArray[np.bool_]
 BUFFERED_BYTES = 64 << 20
 """Tokens in memory, of all shards together."""
 COPIED_BYTES = 4 << 20
-"""At a time."""
+"""Bytes per copy."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Encoded:
 
     tokens: Tokens
     mask: Mask | None = None
-    """Which are trained on; None: all."""
+    """Mask of trained tokens; None: all."""
 
 
 class Shards:
@@ -39,7 +39,7 @@ class Shards:
         self.documents = 0
 
     def add(self, shard: int, document: Encoded) -> None:
-        """With the token that ends it."""
+        """Add a document and its end token."""
         self.documents += 1
         self._append(shard, document.tokens.astype(self._dtype).tobytes())
 
@@ -68,7 +68,7 @@ class Shards:
 
 
 class Rows(Shards):
-    """Documents with masks, as rows: each goes into its shard's open row, or where that has no room into the next."""
+    """Rows of documents with masks: each goes into its shard's open row, or into the next row if it does not fit."""
 
     def __init__(self, folder: Path, count: int, dtype: npt.DTypeLike, chat: Chat, end_token: int) -> None:
         super().__init__(folder, count, dtype)
@@ -77,7 +77,7 @@ class Rows(Shards):
         self.trained = 0
 
     def add(self, shard: int, document: Encoded) -> None:
-        """At most as long as a row."""
+        """Add a document of at most one row."""
         self.documents += 1
         row = self._open.setdefault(shard, [])
         if sum(len(each.tokens) for each in (*row, document)) > self._chat.width:

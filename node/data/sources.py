@@ -20,7 +20,7 @@ __all__ = ["RECORDS", "TABLES", "TEXTS", "Document", "Record", "Unreadable", "do
 Document = tuple[str, int]
 """Its text, and the bytes of its file that were read for it."""
 Record = tuple[str, Any, int]
-"""Where it stands, what stands there, and the bytes of its file that were read for it."""
+"""Position, value, and the bytes of its file read for it."""
 Value = tuple[str, Any, int]
 """A record of a JSON file: where in the file, what, and about how long it is."""
 PIECE_BYTES = 64 << 10
@@ -36,7 +36,7 @@ TABLE_ROWS, TABLE_BYTES = 64, 1 << 30
 """Most rows, and bytes, of a table in memory. A group of more bytes is read in fewer rows, one at least: all of its bytes may
 belong to one row."""
 MARK = "\ufeff"
-"""A byte order mark."""
+"""Byte order mark."""
 GAP = re.compile(r"[\s,\ufeff]*")
 
 
@@ -96,7 +96,7 @@ def _readable(path: Path) -> Iterator[None]:
 
 
 def sound(text: str) -> str:
-    """Return a text without a byte order mark in front, and without half a surrogate pair, which JSON may hold."""
+    """Return a text without a leading byte order mark, and without half a surrogate pair, which JSON may contain."""
     text = text.lstrip(MARK)
     try:
         text.encode()
@@ -107,7 +107,7 @@ def sound(text: str) -> str:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[IO[str]]:
-    """Text in UTF-8, or in UTF-16 with a byte order mark, as some tools of Windows write it."""
+    """Open text in UTF-8, or in UTF-16 with a byte order mark, as some Windows tools write it."""
     with open_regular(path) as file:
         raw: Any = gzip.GzipFile(fileobj=file) if path.name.lower().endswith(".gz") else file
         begin = raw.peek(4)[:2]
@@ -157,7 +157,7 @@ def _lines(path: Path) -> Iterator[Value]:
 
 
 def _values(path: Path) -> Iterator[Value]:
-    """Yield the values of a JSON file, one after the other or in one list, however they are laid out. Raises ConfigError."""
+    """Yield the values of a JSON file, in sequence or in one list, in any layout. Raises ConfigError."""
     decode = json.JSONDecoder().raw_decode
     with _opened(path) as file:
         text, at, number, inside, done = "", 0, 0, False, False
@@ -172,7 +172,7 @@ def _values(path: Path) -> Iterator[Value]:
                     return
                 try:
                     value, end = decode(text, at)
-                    if end < len(text) or done:  # a number may go on
+                    if end < len(text) or done:  # a number may continue
                         number += 1
                         yield f"value {number}", value, end - at
                         at = end

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 2.0
 LOOK_SECONDS = 0.5
-"""Between two looks at a download, and at what is read soon."""
+"""Interval of checks of a download, and of upcoming reads."""
 LOOKS_UNTIL_DOUBT = 4
 """Workers wait for a moment while they read a shard for the first time."""
 
@@ -37,8 +37,8 @@ class Supply:
         tell: Callable[[Status], None],
         named: bool = False,
     ) -> None:
-        """`downloader`: fetches into `store`. `providers`: who may hold the corpus, now. `named`: the store is a folder that the
-        operator named; nothing is put there."""
+        """Supply the data. `downloader`: fetches into `store`. `providers`: returns peers that may have the corpus now.
+        `named`: the operator named the store's folder, so nothing is written there."""
         self._manifest, self._store, self._downloader = manifest, store, downloader
         self._providers, self._tell, self._named = providers, tell, named
         self._checked: set[Shard] = set()
@@ -90,7 +90,7 @@ class Supply:
 
     @staticmethod
     def _shards(corpus: Corpus, order: Order, spans: Sequence[Span]) -> list[Shard]:
-        """In the order in which they are read. Blocking: an epoch of many shards takes a while."""
+        """Return the shards in reading order. Blocking: an epoch of many shards takes a while."""
         return [corpus.training[number] for first, end in spans for number in order.shards(first, end)]
 
     def _lacking(self, shards: Sequence[Shard]) -> list[Shard]:
@@ -98,7 +98,7 @@ class Supply:
         return [each for each in shards if each not in self._checked or bytes.fromhex(each.digest) not in self._store]
 
     def _doubt(self, shards: Iterable[Shard]) -> None:
-        """Workers wait for what seems to be here: it is looked at again."""
+        """Check shards again: workers wait although they seem to be here."""
         for shard in shards:
             self._store.doubt(bytes.fromhex(shard.digest))
             self._checked.discard(shard)
@@ -130,11 +130,11 @@ class Supply:
             except ConfigError:
                 self._store.doubt(digest)
                 if await asyncio.to_thread(self._store.sound, digest):
-                    raise  # it is what the corpus names: whoever made that is wrong
+                    raise  # the corpus names it, so its maker is wrong
         self._there += corpus.size(shard)
 
     def _fitting(self, corpus: Corpus, shards: Sequence[Shard]) -> list[Shard]:
-        """The first of them, as many as have room: the chain lies on that disk too. Blocking."""
+        """Return the first shards that fit on the disk, which also contains the chain. Blocking."""
         free = left = shutil.disk_usage(self._store.folder).free
         fitting: list[Shard] = []
         for shard in shards:
@@ -159,7 +159,7 @@ class Supply:
                 raise ConfigError(f"the run's data.digest {digest.hex()} names no corpus: its owner has to say another")
 
     async def _fetch(self, digest: bytes, most: int) -> None:
-        warn = log.warning  # once, however long nobody serves it
+        warn = log.warning  # once, however long no peer serves it
         while True:
             fetching = asyncio.create_task(self._downloader.fetch(digest, self._providers(), most))
             try:
@@ -178,7 +178,7 @@ class Supply:
                 fetching.cancel()
 
     def _say(self, why: str, todo: str = "") -> None:
-        """While workers cannot start without it; later they say that they wait, and the log says why."""
+        """Report while workers cannot start without it; later they report their own waits, and the log has the reason."""
         if not self._begun:
             self._tell(Status("synchronising", why, todo))
         elif todo and not self._warned:

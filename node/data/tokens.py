@@ -19,7 +19,7 @@ __all__ = ["Encoder", "FileEncoder", "Tokens", "byte_tokenizer", "open_encoder",
 
 Tokens = npt.NDArray[np.integer[Any]]
 END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>")
-"""What tokenizers call the token that ends a document, the commonest first."""
+"""Usual names of the token that ends a document, the commonest first."""
 
 
 class Encoder(Protocol):
@@ -42,7 +42,7 @@ class ByteEncoder:
 
 @contextmanager
 def told_of_panics(tokenizer: str) -> Iterator[None]:
-    """Raises ConfigError where `tokenizers` panics over what its file says, which is no Exception and has no type to import."""
+    """Raise ConfigError if `tokenizers` panics over a file's content: that is no Exception, and has no type to import."""
     try:
         yield
     except BaseException as error:
@@ -96,7 +96,7 @@ class FileEncoder:
 
 
 def open_encoder(tokenizer: str, end_token: str | None = None) -> Encoder:
-    """`bytes`, a tokenizers JSON file, or a folder that holds a tokenizer.json. Raises ConfigError."""
+    """Return an encoder of `bytes`, a tokenizers JSON file, or a folder with a tokenizer.json. Raises ConfigError."""
     if tokenizer == BYTES:
         if end_token is not None:
             raise ConfigError("--end-token names a token of a tokenizer's file, and bytes have none. Leave it out")
@@ -106,8 +106,8 @@ def open_encoder(tokenizer: str, end_token: str | None = None) -> Encoder:
 
 
 def byte_tokenizer() -> str:
-    """ByteEncoder as the JSON of a `tokenizers` file: ids are the bytes of the text. What ends a document stands in place of the
-    byte 0, which no text holds."""
+    """Return ByteEncoder as the JSON of a `tokenizers` file: ids are the bytes of the text. The end token replaces the
+    byte 0, which no text contains."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]  # as themselves; the others follow U+0100 in their order

@@ -1,1 +1,1 @@
-"""Between rounds: the codec, error feedback and the outer optimizer. Imports torch."""
+"""Codec, error feedback and outer optimizer. Imports torch."""

@@ -1,11 +1,11 @@
-"""How the payloads of a round become one pseudo-gradient: defined on decoded float64 values, in the order of the mean.
+"""Aggregation of a round's payloads into one pseudo-gradient: on decoded float64 values, in the order of the mean.
 
     mean           Σ wᵢ fᵢ xᵢ: weights wᵢ (they add up to 1) and clip factors fᵢ. Its bound is the clip's
     centered-clip  c + Σ wᵢ min(1, τ / ‖yᵢ − c‖) (yᵢ − c) for each tensor, yᵢ = fᵢ xᵢ: c is the coordinate-wise median, τ the lower
                    median of the distances: each payload moves the result by at most wᵢ τ (Karimireddy et al. 2021, one step)
 
-Every line is one IEEE operation per element, and sums run in one order, so the bits depend neither on machine, device and thread
-count nor on where a tensor is cut into chunks (`SquareSum` says how, for the one sum that runs over a whole tensor).
+Every line is one IEEE operation per element, and sums run in one order. So the bits depend neither on machine, device
+and thread count nor on the cuts of a tensor into chunks (see `SquareSum` for the one sum over a whole tensor).
 """
 
 import math
@@ -39,7 +39,7 @@ LANES = 1 << 12
 
 
 def combined(outer: Outer, tokens: Sequence[int], factors: Sequence[float], payloads: Payloads) -> Combine:
-    """Of one tensor; `tokens` and `factors`: weight and clip factor of each payload."""
+    """Return the combination for one tensor; `tokens` and `factors`: weight and clip factor of each payload."""
     total = sum(tokens)
     shares = [count / total for count in tokens]
     match outer.aggregate:
@@ -71,7 +71,7 @@ def _middle(parts: Parts, weights: Sequence[float]) -> Tensor:
 
 
 def _centered(shares: Sequence[float], factors: Sequence[float], payloads: Payloads) -> Combine:
-    """Decodes the tensor once to measure how far each payload lies from the centre."""
+    """Return the centred combination. It decodes the tensor once, to measure each payload's distance from the centre."""
     sums = [SquareSum() for _ in shares]
 
     def differences(start: int, stop: int) -> tuple[Tensor, Parts]:

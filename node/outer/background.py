@@ -1,7 +1,7 @@
-"""What runs beside training, one job at a time in one low-priority thread: encoding, checkpoints, applying commits.
+"""Background jobs beside training, one at a time in one low-priority thread: encoding, checkpoints, applying commits.
 
-One thread and a queue make the order simple: a boundary is encoded before a later commit touches the state, and the main thread
-asks `idle` before it ends the next phase.
+One thread and a queue make the order simple: a phase is encoded before a later commit changes the state, and the main
+thread asks `idle` before it ends the next phase.
 """
 
 import os
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 class Background:
     def __init__(self, cpus: Sequence[int] = (), device: torch.device | None = None) -> None:
-        """`cpus`: run only there; empty: anywhere. `device`: the worker's own; where it is a GPU, jobs have a stream of theirs."""
+        """Start the thread. `cpus`: its cores; empty: any. `device`: the worker's; on a GPU, jobs have their own stream."""
         self._stream = torch.cuda.Stream(device) if device is not None and device.type == "cuda" else None
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="outer", initializer=self._settle, initargs=(tuple(cpus),))
         self._pending: list[Future[object]] = []
@@ -41,7 +41,7 @@ class Background:
         return future
 
     def aside(self, job: Callable[[], T]) -> "Future[T]":
-        """A job that a phase need not wait for: it changes nothing. What it raises, its result does."""
+        """Run a job that no phase waits for, because it changes nothing. Its result raises its errors."""
         return self._pool.submit(self._timed, job)
 
     def _timed(self, job: Callable[[], T]) -> T:

@@ -1,12 +1,13 @@
-"""Boundary checkpoints: a stage's private state at the end of a local phase, so that a killed node resumes where it announced.
+"""Checkpoints: a stage's private state at the end of a local phase, from which a killed node resumes.
 
     <stage>/<round>/outer.safetensors   error feedback after encoding, the codec's warm starts; where complete, the anchor, which
                                         the live parameters equal at a boundary
     <stage>/<round>/inner.safetensors   where complete: the inner optimizer's tensors, by parameter name
     <stage>/<round>/boundary.json       written last, behind its SHA-256: payload, base state, counters; else nothing counts
 
-Between complete ones a node may write boundaries without anchor and inner tensors: who resumes from those goes on from Θ, with the
-inner tensors of the last complete one. The committed state is not in here: it is a blob, named by `base_state`.
+Between complete ones a node may write checkpoints without anchor and inner tensors: a resume from those continues from
+Θ, with the inner tensors of the last complete one. The committed state is no part of it: it is a blob, named by
+`base_state`.
 """
 
 import json
@@ -44,7 +45,7 @@ OUTER, INNER = "outer.safetensors", "inner.safetensors"
 
 @dataclass(frozen=True)
 class BoundaryMeta:
-    """What a node needs to announce this boundary again, byte for byte, and to go on from it."""
+    """Facts that a node needs to announce this phase again, byte for byte, and to continue from it."""
 
     round: int
     inner_steps: int
@@ -55,7 +56,7 @@ class BoundaryMeta:
     """The `joined` of the lease that samples_read counts in."""
     optimizer_steps: int
     rank_or_k: int
-    """Of the codec."""
+    """Rank or k of the codec."""
     head: str = ""
     """Digest of the commit that opened the round: the boundary is of its chain."""
     base_state: str = ""
@@ -68,13 +69,13 @@ class BoundaryMeta:
     norms: str = ""
     """Norm codes of the stage's tensors, hexadecimal."""
     marks: str = ""
-    """The stage's part of the phase's marks, hexadecimal; empty where the run does not audit."""
+    """The stage's part of the audit checkpoints, hexadecimal; empty in a run without audits."""
     steps_within: int = 0
     """Inner steps whose work the feedback took in with this boundary: also of phases before it that never ended."""
     noise: float = 0.0
-    """In these steps: standard deviation over the bound on a sequence's gradient; 0: none."""
+    """Noise in these steps: standard deviation over the bound on a sequence's gradient; 0: none."""
     corpus: str = ""
-    """Digest of the cluster's own data that it trained on, hexadecimal; empty: the run's."""
+    """Digest of the private corpus, hexadecimal; empty: the run's."""
 
 
 def _folder(root: Path, stage: int, round: int) -> Path:
@@ -133,7 +134,7 @@ def save_outer(root: Path, state: StageState, round: int, complete: bool = True)
 
 
 def _begun(root: Path, stage: int, round: int) -> Path:
-    """The folder of a boundary, without what an earlier life left there."""
+    """Return the folder of a checkpoint, without files of an earlier incarnation."""
     folder = _folder(root, stage, round)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -152,7 +153,7 @@ def seal_boundary(root: Path, stage: int, meta: BoundaryMeta) -> None:
     here = sorted(folder.parent.iterdir())
     later = [path for path in here if path > folder and (path / "boundary.json").exists()]  # what has none may be being written
     before = [path for path in here if path <= folder]
-    sealed = [path for path in before if (path / "boundary.json").exists()]  # the others were begun by an earlier life
+    sealed = [path for path in before if (path / "boundary.json").exists()]  # all others were begun by an earlier incarnation
     kept = {*sealed[-KEEP:], *[path for path in sealed[: 1 - KEEP] if (path / INNER).exists()][-1:]}
     for old in [*later, *(path for path in before if path not in kept)]:
         shutil.rmtree(old, ignore_errors=True)
@@ -168,7 +169,7 @@ def _complete(stage: Path) -> list[Path]:
 
 
 def load_inner(root: Path, stage: int, round: int) -> dict[str, Tensor]:
-    """Of this boundary, or of the last complete one before it; nothing where there is none."""
+    """Return the tensors of this checkpoint, or of the last complete one before it; empty without one."""
     last = _folder(root, stage, round)
     path = max((path for path in _complete(last.parent) if path.parent <= last), default=None)
     return load_file(path) if path is not None else {}

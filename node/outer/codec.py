@@ -1,4 +1,4 @@
-"""The codecs: a stage's pseudo-gradient to payload arrays and back, as the manifest chooses (layouts: protocol/payload.py).
+"""Codecs: a stage's pseudo-gradient to payload arrays and back, as the manifest chooses (layouts: protocol/payload.py).
 
     lowrank-int4   a matrix as two Int4 factors (node/outer/lowrank.py), what low rank does not shrink as Int4
     int4           Int4 codes with power-of-two block scales
@@ -92,7 +92,7 @@ class StageEncoder:
 
 
 def _is_finite(part: Tensor) -> bool:
-    """By the sum of its squares, which is quick; unless that overflows."""
+    """Return whether all values are finite, by the sum of their squares, which is fast; unless that overflows."""
     return math.isfinite(torch.dot(part, part)) or bool(torch.isfinite(part).all())
 
 
@@ -222,7 +222,7 @@ class Decoder:
                 yield _times(torch.from_numpy(array.part(start, stop)).to(self._device), weight)
 
     def effective_rank(self, weights: Sequence[float]) -> float | None:
-        """Of Σ wᵢ xᵢ; None where the tensor is not of low rank. Not the same bits on every machine."""
+        """Return the effective rank of Σ wᵢ xᵢ; None if the tensor is not of low rank. Its bits differ between machines."""
         if not self._factors:
             return None
         p = torch.cat([p * weight for (p, _), weight in zip(self._factors, weights, strict=True)], 1)
@@ -244,5 +244,5 @@ class Decoder:
 
 
 def _times(values: Tensor, weight: float) -> Tensor:
-    """In place."""
+    """Multiply in place."""
     return values if weight == 1 else values.mul_(weight)

@@ -31,14 +31,14 @@ PEFT = "base_model.model."
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """With what text becomes tokens."""
+    """Tokenizer of an export."""
 
     file: bytes
     """A `tokenizers` JSON."""
     end_token: int
     """Ends a document."""
     chat: Chat | None = None
-    """How conversations are written, where the model learnt from such."""
+    """Chat settings of a model that learned from conversations."""
 
 
 def export_model(
@@ -92,13 +92,13 @@ def export_adapter(
 
 
 def _save(tensors: dict[str, Tensor], path: Path) -> None:
-    """For whoever may read the folder: safetensors writes for its owner alone."""
+    """Write a file that others may read: safetensors writes for its owner only."""
     save_tensors(tensors, path, {"format": "pt"})
     path.chmod(path.parent.stat().st_mode & 0o666)
 
 
 def _stages(manifest: Manifest, digests: list[bytes], store: BlobStore) -> Iterator[tuple[int, dict[str, Tensor]]]:
-    """What was trained, stage by stage."""
+    """Yield the trained tensors, stage by stage."""
     for stage, digest in enumerate(digests):
         state = StageState(manifest, stage)
         state.load_state(store.view(digest))
@@ -149,7 +149,7 @@ def _write_config(manifest: Manifest, folder: Path, end_token: int) -> None:
 
 
 def older_keys(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what readers older than transformers 5 look for: they ignore its `rope_parameters` and its `dtype`, without a word.
+    """Return the keys for readers older than transformers 5: they silently ignore its `rope_parameters` and its `dtype`.
 
     Their `rope_scaling` names its kind `rope_type`, and before transformers 4.43 `type`.
     """

@@ -1,4 +1,4 @@
-"""Weights that nothing trains, of a stage: its blob holds them all in float32, or all in bfloat16."""
+"""Frozen weights of a stage: its blob contains them all in float32, or all in bfloat16."""
 
 from collections.abc import Iterator, Sequence
 

@@ -1,6 +1,5 @@
-"""Two magnitudes with a sign: where they are placed, for payloads that are dense (`int2`) or keep a few values (`topk-int2`), and
-what dense codes decode to. On any device; what is decoded has the same bits on all of them.
-"""
+"""Int2 levels: two magnitudes with a sign per group. It chooses the magnitudes, for payloads that are dense (`int2`) or
+sparse (`topk-int2`), and decodes dense codes. It runs on any device; decoded values have the same bits on all of them."""
 
 from functools import lru_cache
 from typing import Any, Protocol
@@ -16,7 +15,7 @@ from dilocox.protocol.arrays import ENTRIES, GROUP, LARGEST, MIN_BASE, PER_BYTE,
 __all__ = ["Even", "Ragged", "decode_levels", "encode_levels", "place_levels"]
 
 LLOYD_STEPS = 3
-"""Rounds of Lloyd's algorithm (least squares, 1-D k-means) that place the two magnitudes of a group."""
+"""Iterations of Lloyd's algorithm (least squares, 1-D k-means) for the two magnitudes of a group."""
 
 
 class Groups(Protocol):
@@ -35,8 +34,8 @@ class Groups(Protocol):
 
 
 def place_levels(of: Groups) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Two magnitudes for each group, at the means of what they stand for, (groups, 2) that are bfloat16s; and the boundaries,
-    (groups,), above which the second one stands."""
+    """Return two magnitudes per group, the means of the values that they replace, shape (groups, 2), rounded to bfloat16;
+    and the boundaries, shape (groups,), above which the second one applies."""
     count, total = of.counts, of.sums()
     low = high = total / count.clip(1)
     boundary = (1.3 * low).astype(np.float32)
@@ -51,7 +50,7 @@ def place_levels(of: Groups) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.fl
 
 
 class Ragged(Groups):
-    """Of the values that sparse payloads keep."""
+    """Groups of the values of sparse payloads."""
 
     def __init__(self, magnitudes: npt.NDArray[np.float32], cuts: npt.NDArray[np.int64]) -> None:
         """`cuts`: (groups + 1,), where each group's values begin, and where the last one's end."""
@@ -71,12 +70,12 @@ class Ragged(Groups):
     def _sums(self, values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
         whole = np.int64 if values.dtype == bool else None
         sums = np.add.reduceat(np.append(values, values.dtype.type(0)), self._cuts[:-1], dtype=whole)
-        sums[self.counts == 0] = 0  # not the value that stands there
+        sums[self.counts == 0] = 0  # not the value at that place
         return sums.astype(np.float64)
 
 
 class Even(Groups):
-    """Of all values, (groups, size): on whichever device they lie."""
+    """Groups of all values, shape (groups, size), on their device."""
 
     def __init__(self, values: Tensor) -> None:
         self._values, self._magnitudes, self._mask = values, values.abs(), torch.empty_like(values)
@@ -95,7 +94,7 @@ class Even(Groups):
         codes = self._above(boundaries).mul_(2).view(-1)  # one float a value: comparisons into bytes are slow
         codes += torch.lt(self._values, 0, out=self._magnitudes).view(-1)
         whole = torch.nn.functional.pad(codes.to(torch.uint8), (0, -len(codes) % PER_BYTE)).view(torch.int32)
-        whole |= whole >> 6  # little-endian: what stood in the second byte follows what stands in the first, and so on
+        whole |= whole >> 6  # little-endian: the second byte's bits follow the first byte's, and so on
         whole |= whole >> 12
         return whole.to(torch.uint8).cpu().numpy()
 

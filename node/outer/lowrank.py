@@ -1,7 +1,7 @@
 """Low rank: a matrix as two thin factors, by warm-started power iteration (PowerSGD, arXiv 1905.13727).
 
-The factors are made kind to an Int4 grid in two exact ways that change them but not their product: singular values are split
-evenly between both, and the columns of each scale block are turned by one orthogonal matrix, which evens their sizes.
+Two exact steps prepare the factors for an Int4 grid without changing their product. Singular values are split evenly
+between both, and one orthogonal matrix rotates the columns of each scale block, which makes their sizes even.
 """
 
 import math
@@ -45,7 +45,7 @@ def factorize(x: Tensor, rank: int, warm: Tensor | None) -> Factors:
 
 
 def _resized(warm: Tensor, x: Tensor, rank: int) -> Tensor:
-    """The rank moved: keep the strongest columns, or add random ones."""
+    """Return the warm start for another rank: the strongest columns, or additional random ones."""
     missing = rank - warm.shape[1]
     if missing <= 0:
         return warm[:, :rank]
@@ -61,7 +61,8 @@ def _start(x: Tensor, rank: int) -> Tensor:
 
 
 def effective_rank(p: Tensor, q: Tensor) -> float:
-    """Of p qᵀ, (rows, r) and (columns, r): exp(entropy of the squared singular values' shares); 0 where all of it is 0."""
+    """Return the effective rank of p qᵀ, (rows, r) and (columns, r): exp(entropy of the squared singular values'
+    fractions); 0 if all are 0."""
     core = torch.linalg.qr(p, mode="r").R @ torch.linalg.qr(q, mode="r").R.T
     squares = torch.linalg.svdvals(core).square()
     total = float(squares.sum())

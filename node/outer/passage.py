@@ -1,12 +1,13 @@
-"""Where a stage's outer state lies, and where it is computed on: its flat copies pass through a device, a stretch at a time.
+"""Device of a stage's outer state: where its flat copies are stored, and where they are computed. They pass a device in
+stretches.
 
     host     copies in the host's memory, and its cores compute: a stretch is a view, nothing moves
     stream   copies in pinned host memory, and a GPU computes: a stretch lies in one of two slots on the device while it is worked
              on; meanwhile a stream of its own takes the one before back and brings the next
     device   copies on the GPU, which computes: a stretch is a view
 
-What is done to a stretch is the same for all three, and so are the bits. With `stream` the device holds the slots beside training,
-a constant whatever the size of a stage, and what the work itself takes for one tensor.
+The operations on a stretch are the same for all three, and so are the bits. With `stream` the device contains the slots
+beside training, a constant for any size of a stage, and the memory of the operations on one tensor.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -46,12 +47,11 @@ class Passage(Protocol):
         ...
 
     def spans(self, elements: int) -> Iterator[Span]:
-        """Of a flat copy, where any will do."""
+        """Yield spans of a flat copy, for operations with free cuts."""
         ...
 
     def each(self, changed: Sequence[Tensor], spans: Iterable[Span], read: Sequence[Tensor] = ()) -> Iterator[Stretch]:
-        """Flat copies of one length, `changed` first. To be gone through to its end: what was changed is only then where copies
-        lie."""
+        """Yield stretches of flat copies of one length, `changed` first. Iterate to the end: only then are changes stored."""
         ...
 
 
@@ -104,12 +104,12 @@ class Through:
             self._side.synchronize()  # the host reads what was changed, and slots may be given to others
 
     def _after_work(self) -> None:
-        """What the side stream does next waits for what was asked of the device so far."""
+        """Make the side stream wait for all work submitted to the device."""
         if self._side is not None:
             self._side.wait_stream(torch.cuda.current_stream(self.device))
 
     def _bring(self, copies: Sequence[Tensor], slot: Sequence[Tensor], span: Span) -> torch.cuda.Event | None:
-        """What has happened once it is there; None: it is there."""
+        """Copy a span to the device. Return the event of its arrival; None: it is there."""
         with torch.cuda.stream(self._side):
             _copy([copy[slice(*span)] for copy in copies], slot)
             return self._side.record_event() if self._side is not None else None
@@ -130,7 +130,7 @@ HOST = Here(torch.device("cpu"))
 
 
 def passage_of(choice: OuterState, device: torch.device) -> Passage:
-    """`device`: the worker's own."""
+    """Return the implementation. `device`: the worker's."""
     if device.type == "cpu" or choice is OuterState.HOST:
         return HOST
     return Here(device) if choice is OuterState.DEVICE else Through(device)

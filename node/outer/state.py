@@ -1,4 +1,4 @@
-"""A stage's state between rounds: what everyone shares bit for bit, and what is private.
+"""State of a stage between rounds: the shared part, equal bit for bit in all clusters, and the private part.
 
 Four float32 copies of the stage's parameters, flat, in the order of `protocol.tensors.stage_tensors`:
 
@@ -8,9 +8,10 @@ Four float32 copies of the stage's parameters, flat, in the order of `protocol.t
                             no commit counts returns
     anchor                  where the running local phase is measured from; private
 
-The state blob is the bytes of `committed`, its digest the state hash. The apply (node/outer/aggregate.py, then Nesterov) uses
-separate IEEE operations in a fixed order (no `alpha=`, no fused or compiled kernels) on exact decoded values, so the bits do not
-depend on machine, device or thread count. Where the copies lie, and what computes, is a passage (node/outer/passage.py).
+The state blob is the bytes of `committed`; its digest is the state hash. The apply (aggregation, then Nesterov) uses
+separate IEEE operations in a fixed order (no `alpha=`, no fused or compiled kernels) on exact decoded values. So the
+bits do not depend on machine, device or thread count. A state device (node/outer/passage.py) stores the copies, and
+computes.
 """
 
 import math
@@ -31,22 +32,22 @@ __all__ = ["EncodedStage", "StageState", "flushed", "rebase", "start_phase"]
 
 LARGEST_SUBNORMAL = 2.0**-126 - 2.0**-149
 PART_OF_BOUND = 0.5
-"""Of the largest norm that the run allows, in a payload that would be above it."""
+"""Part of the largest allowed norm that a payload gets which would exceed it."""
 
 
 @dataclass(frozen=True)
 class EncodedStage:
     raw: bytes
     norms: Sequence[float]
-    """Of what the payload decodes to, by tensor of the stage."""
+    """Norms of the decoded payload, by tensor of the stage."""
     effective_rank: float
-    """Of the averaged pseudo-gradient that was applied last, mean over the low-rank tensors; 0: not measured."""
+    """Effective rank of the averaged pseudo-gradient applied last, mean over the low-rank tensors; 0: not measured."""
     error: float
     """Norm of what the payload does not decode to, relative to what was to be sent: what the codec lost, not what waits."""
 
     @property
     def norm(self) -> float:
-        """Of all of it."""
+        """Return the norm of the whole payload."""
         return math.hypot(*self.norms)
 
 
@@ -65,8 +66,8 @@ class StageState:
         self.anchor = passage.zeros(self.size)
         self.warm: dict[str, Tensor] = {}
         self.effective_rank = 0.0
-        """Of the averaged pseudo-gradient that was applied last, mean over the low-rank tensors, where the run's rank follows it.
-        0: none was applied since the start."""
+        """Effective rank of the averaged pseudo-gradient applied last, mean over the low-rank tensors, if the run's rank
+        follows it. 0: none was applied since the start."""
 
     def views(self, flat: Tensor) -> Iterator[tuple[TensorSpec, Tensor]]:
         """Each tensor's slice of a flat copy, in its shape."""
@@ -84,21 +85,22 @@ class StageState:
 
     def load_state(self, raw: memoryview) -> None:
         """`raw`: the bytes of a state blob. Copied."""
-        whole = self.committed.cpu()  # itself, where it lies on the host
+        whole = self.committed.cpu()  # the tensor itself, if it is on the host
         whole.numpy().data.cast("B")[:] = raw
         self.committed.copy_(whole)
 
     def layout(self, rank_or_k: int | None = None) -> wire.StageLayout:
-        """Of a round whose codec has this rank or k; default the manifest's."""
+        """Return the layout for this rank or k; default: the manifest's."""
         compression = self.manifest.compression
         rank_or_k = compression.keep if rank_or_k is None else rank_or_k
         return wire.stage_layout([spec.shape for spec in self.specs], compression, rank_or_k)
 
     def encode(self, rank_or_k: int | None = None, owner: bytes = wire.NOBODYS) -> EncodedStage:
-        """Send from the feedback what one payload holds, and leave everything else in it. `owner`: as the payload's header says it.
+        """Encode one payload from the error feedback, and leave the rest in it. `owner`: field of the payload's header.
 
-        feedback before = feedback after + decoded payload, up to float32 rounding. A payload larger than others' is clipped where
-        it is applied, and the cut returns (`return_to_feedback`). Changes above `largest_rms`, which voters reject, go in parts.
+        Feedback before = feedback after + decoded payload, up to float32 rounding. The apply clips a payload that is
+        larger than others', and returns the difference (`return_to_feedback`). A change above `largest_rms`, which
+        voters reject, is sent in parts.
         """
         compression = self.manifest.compression
         rank_or_k = compression.keep if rank_or_k is None else rank_or_k
@@ -110,11 +112,11 @@ class StageState:
         return EncodedStage(wire.pack(packed, compression.entropy_coding, owner), norms, self.effective_rank, error)
 
     def _within_bounds(self) -> Tensor:
-        """The feedback; of a tensor that is larger than the run allows so much of it that no codec's rounding is in the way."""
+        """Return the error feedback; of a tensor larger than the run allows, a part small enough for any codec's rounding."""
         sent = self.feedback
         for spec, view in self.views(self.feedback):
             largest, norm = largest_norm(self.manifest, spec), _norm(view.reshape(-1))
-            if norm > largest:  # also where it is not finite: the encoder says so
+            if norm > largest:  # also if it is not finite: the encoder reports that
                 sent = sent.clone() if sent is self.feedback else sent
                 next(part for other, part in self.views(sent) if other.name == spec.name).mul_(PART_OF_BOUND * largest / norm)
         return sent
@@ -132,7 +134,7 @@ class StageState:
         return packed
 
     def return_to_feedback(self, raw: memoryview, rank_or_k: int | None = None, shares: Sequence[float] | None = None) -> None:
-        """A payload of ours of which a commit did not take these shares, by tensor (default: all of it): so much is owed again."""
+        """Return the fractions of a payload that a commit did not apply, by tensor (default: all), to the error feedback."""
         shares = [1.0] * len(self.specs) if shares is None else shares
         if any(shares):
             self._add_to_feedback(wire.parse(raw, self.layout(rank_or_k)), shares)
@@ -153,10 +155,10 @@ class StageState:
         rank_or_k: int | None = None,
         factors: Sequence[Sequence[float]] | None = None,
     ) -> None:
-        """Θ, momentum ← Outer(Θ, momentum, what the run's aggregate makes of the payloads, weighted and clipped), in place.
+        """Apply: Θ, momentum ← Outer(Θ, momentum, aggregate of the payloads, weighted and clipped), in place.
 
-        `payloads` in the order of their clusters' ids; `factors`: what the clip leaves of each of them, by tensor; default all.
-        Raises RemoteError before anything changed when one does not parse.
+        `payloads` in the order of their clusters' ids; `factors`: clip factors of each, by tensor; default 1. Raises
+        RemoteError before any change if one does not parse.
         """
         if not payloads:
             return
@@ -177,7 +179,7 @@ class StageState:
 
 
 def _norm(flat: Tensor) -> float:
-    """Not finite where a value is not."""
+    """Return the norm; not finite if a value is not."""
     parts = flat.split(STRETCH)
     squares = math.fsum(float(torch.dot(part, part)) for part in parts)
     if math.isfinite(squares):
@@ -186,7 +188,7 @@ def _norm(flat: Tensor) -> float:
 
 
 def flushed(values: Tensor) -> Tensor:
-    """These, with 0 for what is smaller than any normal number: machines differ in whether they keep such."""
+    """Return the values, with 0 for subnormal ones: machines differ in their treatment."""
     return torch.nn.functional.hardshrink(values, LARGEST_SUBNORMAL)
 
 
@@ -204,11 +206,12 @@ def _outer_step(theta: Tensor, momentum: Tensor, gradient: Tensor, rate: float, 
 
 
 def start_phase(state: StageState, live: Sequence[Tensor], private_share: float = 1.0) -> None:
-    """A local phase ended: `feedback += anchor − live; anchor = live = Θ + private_share · (live − Θ)`. Nothing waits.
+    """End a local phase: `feedback += anchor − live; anchor = live = Θ + private_share · (live − Θ)`. It waits for
+    nothing.
 
-    A phase's own work is one cluster's noisy guess of the mean that its commit will bring: half of it is nearer to that mean than
-    all of it (docs/results.md). The rebase takes private progress away with the anchor, so its share decides only where gradients
-    are taken until the commit arrives.
+    One cluster's work in a phase is a noisy estimate of the mean in its commit: half of it is nearer to that mean than
+    all of it (docs/results.md). The rebase removes private progress with the anchor, so the share only decides where
+    gradients are computed until the commit arrives.
     """
     for changed, theta, local in _with_live(state, live, state.feedback, state.anchor):
         feedback, anchor = changed

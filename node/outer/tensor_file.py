@@ -1,4 +1,4 @@
-"""Files of safetensors. What the system refused it tells in words, where all others raise OSError: so must a full disk here."""
+"""Files of safetensors. safetensors reports OS errors as text; convert them to OSError, for a full disk."""
 
 import os
 import re
@@ -12,7 +12,7 @@ from torch import Tensor
 __all__ = ["save_tensors"]
 
 SYSTEM_SAID = re.compile(r"\(os error (\d+)\)")
-"""As Rust's std::io::Error ends."""
+"""End of Rust's std::io::Error."""
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:

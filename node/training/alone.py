@@ -1,7 +1,7 @@
-"""One node alone, exchanging nothing: the baseline a swarm must beat.
+"""Baseline: one node alone, without exchange, which a swarm must beat.
 
-`python -m dilocox.node.training.alone RUN.toml STEPS DATA WEIGHTS` prints a JSON line per step, and one with the loss; DATA is
-the folder of the run's corpus, WEIGHTS that of its imported weights, where it has some; --private is that of a site's own.
+`python -m dilocox.node.training.alone RUN.toml STEPS DATA WEIGHTS` prints a JSON line per step, and one with the loss.
+DATA is the folder of the run's corpus, WEIGHTS that of imported weights, --private that of a private corpus.
 """
 
 import argparse
@@ -26,7 +26,8 @@ ALONE = "alone"
 def train_alone(
     manifest: Manifest, steps: int, data: Path, weights: Path, follow: Callable[[int], None], private: Path | None = None
 ) -> float:
-    """Held-out loss after `steps` inner steps of the run's own training settings, nats per token. `follow`: after each step."""
+    """Return the held-out loss after `steps` inner steps with the run's training settings, in nats per token. `follow`:
+    called after each step."""
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())  # type: ignore[attr-defined]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     trainer = Trainer(manifest, Mesh(device=device))

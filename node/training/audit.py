@@ -1,7 +1,7 @@
-"""An audit: the inner steps between two states of somebody's phase, taken again. A process of its own, behind everything else.
+"""Audit process: computes the inner steps between two states of another cluster's phase again, at low priority.
 
-`python -P -m dilocox.node.training.audit` reads what to do from standard input, an object of JSON (`Task`), and writes what it
-found as another (`Found`). It ends with an error where this machine cannot do it: that is no finding.
+`python -P -m dilocox.node.training.audit` reads a JSON object (`Task`) from standard input, and writes another one
+(`Found`). If this machine cannot do it, the process ends with an error, which is no finding.
 """
 
 import json
@@ -35,7 +35,7 @@ Batch = tuple[Tensor, Tensor]
 
 
 def advance(trainer: Trainer, states: Sequence[Tensor], optimizer_steps: int, batches: Iterable[Batch]) -> list[Tensor]:
-    """What the inner steps on these batches make of a state; by stage, as it is."""
+    """Return the states after the inner steps on these batches, by stage."""
     for (_, stage), flat in zip(trainer.live_stages(), states, strict=True):
         load_state(trainer, stage, flat)
     trainer.optimizer.steps = optimizer_steps
@@ -45,7 +45,7 @@ def advance(trainer: Trainer, states: Sequence[Tensor], optimizer_steps: int, ba
 
 
 def is_state(trainer: Trainer, states: Sequence[Tensor]) -> bool:
-    """Whether one can go on from it: what cannot be computed with would end this process, which is no finding."""
+    """Return whether the states can be trained on: unusable ones would end this process, which is no finding."""
     for (_, stage), flat in zip(trainer.live_stages(), states, strict=True):
         at = 0
         for parameter, kind, elements in parts(trainer, stage):
@@ -61,9 +61,9 @@ class Way:
     """Sums of squares over tensors of one kind."""
 
     off: float = 0.0
-    """Of what was computed from what was said."""
+    """Distance of the announced state from the computed one."""
     far: float = 0.0
-    """Of what was computed from where it began; of moments, from nothing."""
+    """Distance of the computed state from the first one; for moments, from zero."""
 
     @property
     def share(self) -> float:
@@ -72,8 +72,8 @@ class Way:
 
 
 def distance(trainer: Trainer, first: Sequence[Tensor], computed: Sequence[Tensor], said: Sequence[Tensor]) -> float:
-    """The largest over parameters and moments: how far what was said is from what was computed, relative to the way that the
-    parameters went, and to the moments. What is not a number is as far as can be."""
+    """Return the largest distance of announced and computed states over parameters and moments, relative to the way of the
+    parameters, and to the moments. NaN counts as infinite."""
     ways: dict[str, Way] = {}
     for (_, stage), *flats in zip(trainer.live_stages(), first, computed, said, strict=True):
         at = 0
@@ -102,7 +102,7 @@ def _bits(flat: Tensor) -> Tensor:
 
 
 def carry_out(task: Task) -> Found:
-    """With torch.distributed initialised for this process alone."""
+    """Run the audit, with torch.distributed initialised for this process alone."""
     manifest = Manifest.from_canonical(Path(task.manifest).read_bytes())
     device = torch.device("cuda" if task.cuda else "cpu")
     trainer = Trainer(manifest, Mesh(device=device))
@@ -124,7 +124,7 @@ def carry_out(task: Task) -> Found:
 
 
 def threads_of(task: Task) -> int:
-    """As many as its author had, where this machine has so many cores: then the bits may be the same."""
+    """Return the author's number of threads, if this machine has so many cores: then the bits may be equal."""
     return task.threads if 0 < task.threads <= (os.cpu_count() or 1) else 1
 
 

@@ -1,4 +1,4 @@
-"""A phase has ended: its payloads, and what a restart goes on from, are made beside the next phase."""
+"""End of a phase: payloads and checkpoints are made in the background of the next phase."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -22,8 +22,8 @@ __all__ = ["Boundaries"]
 
 class Boundaries:
     def __init__(self, folder: Path, every: int, cluster: str, trainer: Trainer, store: BlobStore) -> None:
-        """`cluster`: whose payloads they hold; `every`: they are written complete in rounds that this divides, and where a stage
-        here has no complete one yet."""
+        """Prepare checkpoints. `cluster`: owner of the payloads. `every`: a round that it divides has a complete
+        checkpoint, as has a stage without an earlier complete one."""
         self._lacking = not all(checkpoint.is_complete(folder, state.stage) for state in trainer.states)
         self._folder, self._every, self._cluster = folder, every, cluster
         self._trainer, self._store = trainer, store
@@ -34,16 +34,16 @@ class Boundaries:
     def begin(
         self, meta: BoundaryMeta, bases: Mapping[int, bytes], marks: Callable[[], wire.Marks | None] = lambda: None
     ) -> Callable[[], dict[int, BoundaryMeta]]:
-        """What is left to do in the background, which gives the boundaries by stage as they lie on the disk. The next step calls
-        `wait` before it updates. `bases`: digests of the states that the phase started from, by stage; `marks`: gives those of
-        the phase."""
+        """Return the work for the background, which returns the written checkpoints by stage. The next step calls `wait`
+        before its update. `bases`: digests of the states that the phase started from, by stage; `marks`: returns its
+        audit checkpoints."""
         complete, self._lacking = self._lacking or meta.round % self._every == 0, False
         if complete:
             self._copied.clear()
         return partial(self._write, meta, bases, marks, complete)
 
     def wait(self) -> None:
-        """Until nobody reads the inner optimizer's tensors any more."""
+        """Wait until no job reads the inner optimizer's tensors any more."""
         self._copied.wait()
 
     def _save_inner(self, round: int) -> None:

@@ -20,7 +20,7 @@ __all__ = ["Commits", "Prepared"]
 
 @dataclass(frozen=True)
 class Prepared:
-    """A commit whose result stands in Θ, waiting for the turn at which all ranks move onto it."""
+    """Commit that is applied to Θ; all ranks move onto it at one turn."""
 
     commit: Commit
     head: Head
@@ -39,7 +39,7 @@ class Commits:
     def __init__(self, manifest: Manifest, trainer: Trainer, store: BlobStore) -> None:
         self._manifest, self._trainer, self._store = manifest, trainer, store
         self.digests: list[pb.StageState] = []
-        """Of Θ(head), per stage of this worker."""
+        """Digests of Θ(head), by stage of this worker."""
         self.payloads: dict[int, bytes] = {}
         """Digests of our payloads in flight, by stage; of no meaning when none is (PhaseState.in_flight)."""
         self.last: Last | None = None
@@ -54,7 +54,8 @@ class Commits:
         ]
 
     def prepare(self, state: PhaseState, arrived: pb.Apply) -> Prepared:
-        """In the background: Θ, momentum and feedback as the commit says; state blobs on disk. Live parameters are not touched."""
+        """Apply a commit to Θ, momentum and error feedback, and write state blobs. Runs in the background; does not touch
+        live parameters."""
         commit = self.open(arrived.commit)
         body: wire.Commit = commit.body
         if body.round != state.head.round:
@@ -72,7 +73,7 @@ class Commits:
         self._trainer.rebase(keep_private)
 
     def recheck(self, round: int, last: Last, reported: list[pb.StageState]) -> pb.Rechecked:
-        """In the background: what the last commit makes of the state on disk. Bits that rotted in memory show here."""
+        """Return the last commit's result on the state from disk, in the background. It shows memory errors."""
         digests = []
         for item in last.before:
             replayed = StageState(self._manifest, item.stage)
@@ -85,7 +86,7 @@ class Commits:
         return pb.Rechecked(round=round, states=digests, report_agrees=digests == reported)
 
     def return_payload(self, stage: int, payload: bytes, closed: Commit, cluster: str) -> None:
-        """What the commit did not take of ours is owed again."""
+        """Return the fraction of our payload that the commit did not apply to the error feedback."""
         for state in self._trainer.states:
             if state.stage == stage:
                 left = closed.leaves(cluster, stage, len(state.specs), payload)

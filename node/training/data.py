@@ -1,4 +1,4 @@
-"""Samples: a function of the run's corpus and a position, and nothing else (protocol/corpus.py says in which order)."""
+"""Samples: a function of the run's corpus and a position only (protocol/corpus.py defines the order)."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -22,17 +22,17 @@ __all__ = ["SHARDS_MAPPED", "UNTRAINED", "Dataset", "load_dataset", "load_privat
 
 Tokens = npt.NDArray[np.unsignedinteger]
 UNTRAINED = -100
-"""As a target: a token that is read and not trained on."""
+"""Target of a token that is read but not trained on."""
 
 SHARDS_MAPPED = 16
-"""At once: each takes a file descriptor, and neighbouring positions need one shard, or two."""
+"""Most mapped shards: each takes a file descriptor, and neighbouring positions need one shard, or two."""
 
 
 class Dataset:
     """Reads the shards where they lie: mapped into memory, never copied whole. The daemon brings them (node/data/supply.py)."""
 
     def __init__(self, manifest: Manifest, corpus: Corpus, store: BlobStore, cluster: str = "") -> None:
-        """`cluster`: whose own corpus it is, where it is not the run's."""
+        """Open the samples. `cluster`: owner of a private corpus."""
         self._width = manifest.model.sequence_length + 1
         self._store, self._dtype, self._chat = store, np.dtype(f"<u{corpus.token_bytes}"), corpus.chat
         self._training, self._held_out = corpus.training, corpus.held_out
@@ -55,12 +55,12 @@ class Dataset:
 
     @property
     def sequences(self) -> int:
-        """In an epoch."""
+        """Return the sequences of an epoch."""
         return self._order.total
 
     def here(self, positions: Sequence[int]) -> bool:
-        """Whether these samples are on this machine, and right. Who asks again until they are never waits: shards are read
-        beside, and the next one before it is asked for."""
+        """Return whether these samples are here and valid. It never blocks: shards are read in the background, and the
+        next one ahead of time."""
         stretches = {self._order.stretch(position) for position in positions}
         right = [self._right(self._training[shard]) for shard, _ in stretches]
         for _, end in stretches:
@@ -68,7 +68,7 @@ class Dataset:
         return all(right)
 
     def _right(self, shard: Shard) -> bool:
-        """As far as is known by now: a shard that is not here, or was damaged, may come."""
+        """Return whether the shard is known to be valid: a missing or damaged one may arrive."""
         digest = bytes.fromhex(shard.digest)
         check = self._checking.get(digest)
         if check is not None and not check.done():
@@ -105,7 +105,7 @@ class Dataset:
 
 
 def load_dataset(manifest: Manifest, folder: Path) -> Dataset:
-    """`folder`: where the run's corpus lies. Raises ConfigError where it does not, or does not fit the model."""
+    """Return the run's samples. `folder`: of its corpus. Raises ConfigError if it is missing, or does not fit the model."""
     store = BlobStore(folder, ours=False)  # the daemon sets aside what is damaged, where the folder is ours
     corpus = corpus_in(store, bytes.fromhex(manifest.data.digest))
     if corpus is None:
@@ -115,8 +115,8 @@ def load_dataset(manifest: Manifest, folder: Path) -> Dataset:
 
 
 def load_private(manifest: Manifest, folder: Path, digest: bytes, cluster: str) -> Dataset:
-    """`folder`: where the cluster's own corpus of this digest lies, which its daemon has checked. Raises ConfigError where it does
-    not."""
+    """Return private samples. `folder`: of the private corpus with this digest, which the daemon has checked. Raises
+    ConfigError if it is missing."""
     store = BlobStore(folder, ours=False)
     corpus = corpus_in(store, digest)
     if corpus is None:

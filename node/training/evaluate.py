@@ -1,4 +1,4 @@
-"""Held-out loss of an exported folder, computed by transformers' own model class."""
+"""Held-out loss of an exported folder, computed with transformers' model class."""
 
 from pathlib import Path
 

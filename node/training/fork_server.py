@@ -1,10 +1,10 @@
-"""Imports once what every stage worker needs, and forks them: a worker begins in hundredths of a second, and not in the seconds
-that torch and transformers take.
+"""Fork server: imports the workers' modules once and forks workers, which then start in hundredths of a second. Imports of
+torch and transformers take seconds.
 
-Started by the daemon (../worker_process.py) with a connected socket as its standard input. It has one thread, and nothing here
-looks for a GPU: neither would outlive a fork. A request is a byte, with the descriptors of a socket of the worker's own and of
-where it prints; on that socket come its environment, as a line of JSON, and back its number with a descriptor of it, and in the end
-its status. The server ends when the daemon closes its end, or dies.
+The daemon (../worker_process.py) starts it with a connected socket as standard input. It has one thread and does not
+touch a GPU: neither would survive a fork. A request is a byte, with the descriptors of a socket for the worker and of
+its output. That socket receives its environment, as a line of JSON; back come its number with a descriptor, and at the
+end its status. The server ends when the daemon closes its end, or dies.
 """
 
 import contextlib
@@ -20,16 +20,17 @@ from dilocox.transport.memory import freeze_startup
 __all__ = ["serve_daemon"]
 
 READY = b"r"
-"""What the daemon hears when everything is imported."""
+"""Message to the daemon after all imports."""
 DESCRIPTORS = 3
-"""At most, with a request: the worker's own socket, its output, and the store's socket of the first worker of several boxes."""
+"""Most descriptors of a request: the worker's socket, its output, and the store's socket for the first worker of several
+hosts."""
 COMM = Path("/proc/self/comm")
 
 
 def serve(control: socket.socket) -> bool:
-    """Fork, and tell how workers end. Returns True in every worker, as what it is to be; False when the daemon is gone."""
+    """Fork workers, and report their ends. Returns True in every worker, and False when the daemon is gone."""
     running: dict[int, tuple[int, socket.socket]] = {}
-    """Process numbers and sockets, by a descriptor that says when the process has ended."""
+    """Process numbers and sockets, by a descriptor that becomes readable when the process ends."""
     while True:
         ready, _, _ = select.select([control.fileno(), *running], [], [])
         for ended in running.keys() & set(ready):
@@ -65,12 +66,12 @@ def serve(control: socket.socket) -> bool:
 
 
 def _tell(theirs: socket.socket, number: int, *handles: int) -> None:
-    with contextlib.suppress(OSError):  # the daemon is gone, and its end of `control` too
+    with contextlib.suppress(OSError):  # the daemon is gone, and with it its end of `control`
         socket.send_fds(theirs, [str(number).encode()], handles)
 
 
 def _become(environment: dict[str, str], output: int, store: int | None = None) -> None:
-    """What a process is that was started: its own session, environment, name and standard streams."""
+    """Prepare a forked process: session, environment, name and standard streams."""
     os.setsid()
     nothing = os.open(os.devnull, os.O_RDONLY)
     for descriptor, number in ((nothing, 0), (output, 1), (output, 2)):
@@ -86,7 +87,7 @@ def _become(environment: dict[str, str], output: int, store: int | None = None) 
 
 
 def serve_daemon() -> bool:
-    """As `serve`, on standard input, once everything is imported."""
+    """Run `serve` on standard input, after all imports."""
     control = socket.socket(fileno=os.dup(0))
     freeze_startup()  # else the collector writes to all that was imported, and every worker has a copy of it
     control.sendall(READY)

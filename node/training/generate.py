@@ -1,4 +1,4 @@
-"""Text from an exported folder, by transformers' own classes: a quick look at what was trained."""
+"""Text from an exported folder, by transformers' classes, for a first look at a model."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from dilocox.protocol.errors import ConfigError
 __all__ = ["Generated", "generate_text"]
 
 DAMAGE = (SafetensorError, LookupError, TypeError, AttributeError, RuntimeError)
-"""What transformers ends with over a file that is not what its name says."""
+"""Errors of transformers for a damaged file."""
 LEAST_TEMPERATURE = 1e-3
 """Below it the likeliest token is as good as sure, and logits over it are soon no numbers any more."""
 MOST_PER_BYTE = 2
@@ -26,19 +26,19 @@ MOST_PER_BYTE = 2
 class Generated:
     text: str
     answers: bool
-    """Whether it is an answer to the prompt, by the tokenizer's chat template; else it goes on where the prompt ends."""
+    """True for an answer by the tokenizer's chat template; otherwise the text continues the prompt."""
 
 
 @torch.no_grad()
 def generate_text(folder: Path, prompt: str, tokens: int, temperature: float, seed: int, plain: bool = False) -> Generated:
-    """What follows the prompt, or, where the tokenizer has a chat template, what is answered to it; `plain`: what follows in any
-    case. At most so many tokens, fewer where the model ends its document. `temperature` 0: always the likeliest token. Raises
-    ConfigError where the folder is not a model with its tokenizer."""
+    """Return the text after the prompt, or the answer to it if the tokenizer has a chat template; `plain`: always the
+    former. It has at most so many tokens, fewer if the model ends its document. `temperature` 0: always the likeliest
+    token. Raises ConfigError if the folder is not a model with its tokenizer."""
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     try:
         for path in folder.glob("*.safetensors"):
-            path.open("rb").close()  # of one that may not be read safetensors says that it is not there
+            path.open("rb").close()  # safetensors reports an unreadable file as missing
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
         _check_size(folder)
         model, told = AutoModelForCausalLM.from_pretrained(
@@ -69,8 +69,8 @@ def generate_text(folder: Path, prompt: str, tokens: int, temperature: float, se
 
 
 def _check_size(folder: Path) -> None:
-    """Raises ConfigError where config.json says a larger model than the weights can be: what they lack would be made up, in memory
-    that may not be there."""
+    """Raise ConfigError if config.json describes a larger model than the weights: the missing ones would be invented, in
+    memory that may not exist."""
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     with torch.device("meta"):
         parameters = sum(each.numel() for each in AutoModelForCausalLM.from_config(config).parameters())
@@ -82,7 +82,7 @@ def _check_size(folder: Path) -> None:
 
 
 def _asked(tokenizer: Any, prompt: str, plain: bool) -> Any:
-    """What the model reads. Raises ConfigError."""
+    """Return the model's input. Raises ConfigError."""
     if plain or tokenizer.chat_template is None:
         return tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
     if not isinstance(tokenizer.chat_template, str):

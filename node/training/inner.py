@@ -33,7 +33,7 @@ def by_muon(training: Training, spec: TensorSpec) -> bool:
 
 
 class InnerOptimizer:
-    """Both kinds behind one face. `steps` counts inner steps over the life of this cluster's optimizer."""
+    """Inner optimizer of either kind. `steps` counts inner steps over the life of this cluster's optimizer."""
 
     def __init__(self, manifest: Manifest, stages: Sequence[Stage]) -> None:
         training = self._training = manifest.training
@@ -80,7 +80,7 @@ class InnerOptimizer:
         return {}
 
     def kinds(self, parameter: nn.Parameter) -> dict[str, bool]:
-        """Names of the tensors that it keeps of a parameter from its first step on, and whether each is one number."""
+        """Return the names of a parameter's tensors in the optimizer after its first step, and whether each is a scalar."""
         muon = any(
             parameter is other
             for optimizer in self._optimizers

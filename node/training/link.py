@@ -27,7 +27,7 @@ class DaemonLink:
         self._outgoing: queue.SimpleQueue[pb.WorkerEvent | None] = queue.SimpleQueue()
         self._commands: queue.SimpleQueue[pb.WorkerCommand] = queue.SimpleQueue()
         self.wake = threading.Event()
-        """Set whenever a command has arrived; who waits for one clears it first."""
+        """Event, set when a command arrives; a waiting thread clears it first."""
         self._channel = grpc.insecure_channel(f"unix:{socket}", options=_OPTIONS)
         self._closing = False
         self._thread = threading.Thread(target=self._receive, name="daemon-link", daemon=True)

@@ -1,7 +1,9 @@
-"""States in the middle of a phase: what a worker commits to, and what an auditor begins with and ends at.
+"""Audit checkpoints, the worker's side: states within a phase that a cluster commits to, and between which an auditor
+computes.
 
-Of a stage, float32, tensor by tensor in the order of payloads: the parameters; then what the inner optimizer keeps of them, of
-AdamW its number of steps and both moments, of Muon its momentum. All that the next inner step depends on beside its samples.
+A checkpoint of a stage is float32, tensor by tensor in the order of payloads. It has the parameters, then the inner
+optimizer's tensors: for AdamW a step count and both moments, for Muon its momentum. The next inner step depends on
+nothing else except its samples.
 """
 
 from collections import deque
@@ -25,11 +27,11 @@ LIVE = "live"
 """The part of a state that is the parameters."""
 Aside = Callable[[Callable[[], list[bytes]]], Future[list[bytes]]]
 PHASES_REMEMBERED = 4
-"""Whose states are not removed with those of a phase that was given up: two may have one in common."""
+"""Phases whose states survive the removal of an abandoned phase's: two may share one."""
 
 
 def machine(device: torch.device) -> str:
-    """What decides, beside the number of threads and workers, the bits of what is computed."""
+    """Return the facts that, with the numbers of threads and workers, decide the bits of a result."""
     if device.type == "cuda":
         return f"cuda {torch.cuda.get_device_name(device)}, torch {torch.__version__}"
     return f"cpu {_processor()} {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}"
@@ -52,7 +54,7 @@ def parts(trainer: Trainer, stage: Stage) -> Iterator[tuple[nn.Parameter, str, i
 
 
 def stage_state(trainer: Trainer, stage: Stage) -> Tensor:
-    """Flat, float32, on the host: a copy. What the optimizer does not have before its first step is zeros."""
+    """Return a copy of a stage's state, flat, float32, on the host. Missing optimizer tensors are zeros."""
     flat = torch.zeros(sum(elements for _, _, elements in parts(trainer, stage)))
     at = 0
     for parameter, kind, elements in parts(trainer, stage):
@@ -79,7 +81,7 @@ def load_state(trainer: Trainer, stage: Stage, flat: Tensor) -> None:
 
 
 def _spacing(manifest: Manifest) -> int:
-    """Return the inner steps between two marks, in a run that audits."""
+    """Return the inner steps between two audit checkpoints, in a run with audits."""
     from dilocox.protocol import auditing
 
     return auditing.spacing(manifest)
@@ -92,7 +94,7 @@ class Marks:
         self._trainer, self._store, self._aside = trainer, store, aside
         self._every = _spacing(manifest) if manifest.audit.segments and trainer.mesh.leads else 0
         self._taken: list[tuple[wire.Mark, Future[list[bytes]]]] = []
-        """Of the running phase."""
+        """Checkpoints of the running phase."""
         self._moved = False
         """A commit was moved onto since the last inner step."""
         self._over = False
@@ -152,7 +154,7 @@ class Marks:
         self._taken.append((mark, self._aside(lambda: [self._store.put([copy.numpy().data]) for copy in copies])))
 
     def _give_up(self) -> None:
-        """The round of the phase before was closed without it: nobody asks for its states."""
+        """Abandon the last phase's states: its round closed without it, and no auditor requests them."""
         taken, self._taken, self._moved, self._over = self._taken, [], False, False
 
         def remove() -> list[bytes]:

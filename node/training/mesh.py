@@ -1,4 +1,4 @@
-"""Where a worker stands in its cluster: in which copy of the pipeline, and where in it."""
+"""Position of a worker in its cluster: copy of the pipeline, and rank in it."""
 
 from collections.abc import Iterable, Sequence
 
@@ -12,9 +12,9 @@ __all__ = ["Mesh"]
 
 
 class Mesh:
-    """Copies of a pipeline train on shares of each batch. The first one holds the outer state; at each boundary the others take its
-    parameters. In between all take the same steps with the same gradients, on like devices with the same bits; the inner
-    optimizer's moments are each copy's own."""
+    """Copies of a pipeline that train on parts of each batch. The first one has the outer state; at the end of each phase
+    the others take its parameters. Between, all take the same steps with the same gradients, on equal devices with the
+    same bits. The moments of the inner optimizer belong to each copy."""
 
     def __init__(self, rank: int = 0, workers: int = 1, copies: int = 1, device: torch.device | None = None) -> None:
         """Needs torch.distributed to be initialised with `workers` processes, `copies` · `length` of them."""
@@ -26,7 +26,7 @@ class Mesh:
         self.pipeline: dist.ProcessGroup | None = None
         """The workers of this copy; None: all."""
         self._replicas: dist.ProcessGroup | None = None
-        """Who trains the same stages, one in each copy."""
+        """Workers with the same stages, one in each copy."""
         if copies > 1:
             ranks = torch.arange(workers).view(copies, self.length)
             self.pipeline = self._mine(ranks.tolist())
@@ -39,7 +39,7 @@ class Mesh:
 
     @property
     def leads(self) -> bool:
-        """Whether it holds the outer state of its stages."""
+        """Return whether it has the outer state of its stages."""
         return self.copy == 0
 
     def share(self, samples: Tensor) -> Tensor:
@@ -47,7 +47,7 @@ class Mesh:
         return samples.chunk(self.copies)[self.copy]
 
     def average(self, tensors: Iterable[Tensor]) -> None:
-        """Over the copies, in place; the same bits in each."""
+        """Average over the copies, in place, with the same bits in each."""
         if self.copies > 1:
             held = list(tensors)
             for work in [dist.all_reduce(tensor, group=self._replicas, async_op=True) for tensor in held]:
@@ -55,7 +55,7 @@ class Mesh:
             torch._foreach_div_(held, float(self.copies))
 
     def follow(self, tensors: Iterable[Tensor]) -> None:
-        """Take what the first copy holds."""
+        """Take the first copy's values."""
         if self.copies > 1:
             for work in [dist.broadcast(tensor, group=self._replicas, group_src=0, async_op=True) for tensor in tensors]:
                 work.wait()

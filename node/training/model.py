@@ -1,4 +1,5 @@
-"""Model stages: transformers' own layers, split as `protocol.tensors` says; initial weights are the same bits anywhere."""
+"""Model stages: transformers' layers, split as `protocol.tensors` defines; initial weights have the same bits on every
+machine."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,12 +24,12 @@ __all__ = ["FAMILIES", "Chain", "Family", "Stage", "build_chain", "hugging_face_
 
 @dataclass(frozen=True)
 class Family:
-    """Where transformers keeps it."""
+    """Classes of a model family in transformers."""
 
     config: type[PretrainedConfig]
     layers: ModuleType
     prefix: str
-    """Of its classes."""
+    """Prefix of its classes."""
 
     def part(self, name: str) -> Any:
         return getattr(self.layers, self.prefix + name)
@@ -40,7 +41,7 @@ FAMILIES = {
     "qwen2": Family(Qwen2Config, modeling_qwen2, "Qwen2"),
     "qwen3": Family(Qwen3Config, modeling_qwen3, "Qwen3"),
 }
-"""By what manifests and config.json's model_type call it."""
+"""Families by their name in manifests, the model_type of config.json."""
 
 
 def hugging_face_config(model: Model) -> PretrainedConfig:
@@ -48,7 +49,7 @@ def hugging_face_config(model: Model) -> PretrainedConfig:
     config = model.config
     given = config.model_dump(exclude={"model_type"}, exclude_none=True)
     if config.model_type == "qwen2" and config.head_dim * config.num_attention_heads == config.hidden_size:
-        del given["head_dim"]  # Qwen2Config has no such key of its own
+        del given["head_dim"]  # Qwen2Config has no such key
     for key, families in (("attention_bias", ("llama", "qwen3")), ("mlp_bias", ("llama",))):
         if config.model_type not in families:
             del given[key]

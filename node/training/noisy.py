@@ -1,4 +1,4 @@
-"""Gradients that tell little of any one sequence: each is cut to a bounded norm, and their sum is given noise (node/privacy.py)."""
+"""DP-SGD gradients: each sequence's gradient is clipped, and their sum gets noise (node/privacy.py)."""
 
 import hashlib
 import math
@@ -24,8 +24,8 @@ class Noise:
 
 
 class Drawn:
-    """A cluster's own samples, each batch drawn without replacement from all of them, whatever was drawn before: which ones is as
-    secret as what they say."""
+    """Samples of a private corpus: each batch is drawn without replacement from all of them, independent of earlier ones.
+    The choice is as secret as the text."""
 
     def __init__(self, dataset: Dataset, secret: bytes | None = None) -> None:
         """`secret`: new, where there is none."""
@@ -34,18 +34,18 @@ class Drawn:
         """So many were drawn."""
 
     def _chosen(self, positions: Sequence[int]) -> list[int]:
-        """In place of the samples at the next batch's positions, which come again in every phase without a place on the roster:
-        the account is of batches that are drawn anew."""
+        """Return new samples for the positions of the next batch. Positions repeat in every phase without a seat, and the
+        account assumes new draws."""
         seed = hashlib.sha256(self._secret + self._batches.to_bytes(8, "big") + positions[0].to_bytes(8, "big")).digest()
         generator = np.random.Generator(np.random.PCG64(int.from_bytes(seed, "big")))
         return list(map(int, generator.choice(self._dataset.sequences, len(positions), replace=False)))
 
     def here(self, positions: Sequence[int]) -> bool:
-        """As Dataset, of the next batch."""
+        """Return as Dataset does, for the next batch."""
         return not positions or self._dataset.here(self._chosen(positions))
 
     def batch(self, positions: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """As Dataset, but no batch is drawn twice."""
+        """Return as Dataset does, but never the same draw twice."""
         chosen = self._chosen(positions)
         self._batches += 1
         return self._dataset.batch(chosen)
@@ -83,7 +83,7 @@ class NoisyGradients:
 
     @torch.no_grad()
     def _add(self, gradients: list[Tensor]) -> None:
-        """One that is not finite is left out: no bound would hold."""
+        """Add a gradient; skip one that is not finite: no bound would apply."""
         square = torch.stack([norm.to("cpu", torch.float64) for norm in torch._foreach_norm(gradients)]).square().sum()
         norm = math.sqrt(float(square)) if torch.isfinite(square) else math.inf
         self._sequences += 1

@@ -17,8 +17,8 @@ class Pace:
         """When the next step may begin."""
 
     def rest(self, take_commands: Callable[[], bool]) -> None:
-        """Until the next step may begin. Commands are taken as they arrive; where that says so the step begins at once. A late
-        wake-up is not added to the next step's time, or delays would accumulate; what commands take is no rest."""
+        """Wait until the next step may begin. Commands are taken as they arrive; if one says so, the step begins at once.
+        A late wake-up is not added to the next step's time, or delays would accumulate; time for commands is no rest."""
         late = 0.0
         while (left := self._next_at - self._clock()) > 0:
             late = 0.0 if self._wake.wait(left) else self._clock() - self._next_at

@@ -52,13 +52,13 @@ class Pipeline:
         self._mesh, self.device, self._single = mesh, mesh.device, single
         training = manifest.training
         self._sequences = 1 if single else training.batch_size // training.microbatches
-        """Of a microbatch."""
+        """Sequences of a microbatch."""
         self._microbatches = training.batch_size // self._sequences // mesh.copies
         self._count = mesh.length * len(chunks)
         """Chunks of all workers of this copy."""
         half = manifest.training.in_bfloat16(cuda=self.device.type == "cuda")
         self._wire_type = torch.bfloat16 if half else torch.float32
-        """Of what chunks pass on."""
+        """Type of activations between chunks."""
         self._modules = [
             _Autocast(chunk, self.device, self._wire_type, number == self._count - 1)
             for number, chunk in zip(self._numbers, chunks, strict=True)
@@ -74,15 +74,15 @@ class Pipeline:
 
     @property
     def _numbers(self) -> range:
-        """Which of all chunks are this worker's."""
+        """Return the numbers of this worker's chunks."""
         return range(self._mesh.stage_rank, self._count, self._mesh.length)
 
     def _numbered(self) -> Iterator[tuple[int, _Autocast]]:
         return zip(self._numbers, self._modules, strict=True)
 
     def _stage(self, manifest: Manifest, number: int, module: nn.Module) -> PipelineStage:
-        """With examples of what it takes and gives in a microbatch: without them torch's stages send each other pickled
-        descriptions."""
+        """Return a stage, with examples of its input and output for a microbatch: without them torch's stages send each
+        other pickled descriptions."""
         model, batch = manifest.model, self._sequences
 
         def passed(width: int, dtype: torch.dtype) -> Tensor:
@@ -103,7 +103,7 @@ class Pipeline:
         return self._mesh.stage_rank == self._mesh.length - 1
 
     def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Of a microbatch, so that the mean over all is the mean over the batch's tokens, wherever they lie."""
+        """Return the loss of a microbatch, such that the mean over all is the mean over the batch's tokens."""
         return cross_entropy(logits, targets) / (max(1, trained_tokens(targets)) if self._single else self._each)
 
     def step(self, inputs: Tensor, targets: Tensor, tokens: int) -> float:
@@ -134,7 +134,7 @@ class Pipeline:
         return total / trained_tokens(targets)
 
     def _receive(self, shape: tuple[int, ...]) -> Tensor:
-        """From the worker that has the chunk before."""
+        """Receive from the worker with the chunk before."""
         hidden = torch.empty(shape, device=self.device, dtype=self._wire_type)
         dist.recv(hidden, group=self._mesh.pipeline, group_src=(self._mesh.stage_rank - 1) % self._mesh.length)
         return hidden

@@ -1,9 +1,9 @@
-"""How the stage workers of one generation find each other: by a file in a folder that only this user may enter, or, where they are
-in several boxes, by the first worker's store, which the boxes' daemons carry over their own authenticated stream.
+"""Rendezvous of the workers of one worker group. On one host they use a file in a folder that only this user may enter. On
+several hosts they use the first worker's store, over the authenticated stream of the hosts' daemons.
 
-No elastic rendezvous, and no store that torch binds itself: those listen on every interface, ask nobody who they are, and unpickle
-what they read. The store's socket is the daemon's, on loopback. gloo and NCCL still open ports for the data itself; `workers.py`
-names the interface.
+No elastic rendezvous, and no store that torch binds: those listen on every interface, authenticate no peer, and
+unpickle what they read. The daemon owns the store's socket, on loopback. gloo and NCCL still open ports for the data;
+the pool names the interface.
 """
 
 import os
@@ -17,7 +17,8 @@ from dilocox.node.worker_settings import RENDEZVOUS, STORE_PORT, STORE_SOCKET
 __all__ = ["PATIENCE", "join_generation"]
 
 PATIENCE = timedelta(hours=6)
-"""Of a collective: one worker may load or apply for long while others wait. The daemon sees a death at once, and a standstill."""
+"""Timeout of a collective: one worker may load or apply for long while others wait. The daemon notices a death at once,
+and a stall."""
 
 
 def join_generation(device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""Where a worker starts from: what it offers, what the daemon chooses, the commits replayed onto that."""
+"""Resume of a worker: its offer, the daemon's choice, and the replay of commits on it."""
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -40,7 +40,7 @@ class Resume:
         return offers
 
     def load(self, start: pb.Start, next_command: Callable[[], pb.WorkerCommand]) -> PhaseState | None:
-        """What the daemon chose, with the commits since applied, one by one as they come; None when told to stop meanwhile."""
+        """Load the daemon's choice, and apply the later commits as they arrive; return None on a stop command."""
         self._trainer.load_frozen(self._store)
         head = initial_head("")
         if start.opening_commit:
@@ -75,7 +75,7 @@ class Resume:
         self._trainer.reset_to_committed()
 
     def _load_boundary(self, start: pb.Start, head: Head) -> PhaseState:
-        """The private state. Where Θ is newer, the inner optimizer and what was not sent or not counted are all that is kept."""
+        """Load the private state. If Θ is newer, only the inner optimizer and unsent or uncounted work are used."""
         metas = self._metas(start.boundary, self._trainer.stages)
         self._load_stages(start.boundary, metas)
         meta = next(iter(metas.values()))
@@ -86,8 +86,8 @@ class Resume:
         return phase.resume(self._manifest, self._cluster, head, start.boundary, meta.samples_read, meta.joined)
 
     def _load_kept(self, start: pb.Start) -> None:
-        """Stages that were here in the cluster's last phase keep what they had but their private lead; those that moved here begin
-        with none. All take the same inner steps."""
+        """Load stages that were here in the cluster's last phase without their private progress; stages that moved here
+        begin without any. All take the same inner steps."""
         stages = {payload.stage for payload in start.kept.payloads} & set(self._trainer.stages)
         metas = self._metas(start.kept.round, stages)
         self._load_stages(start.kept.round, metas)
@@ -104,14 +104,15 @@ class Resume:
         self._trainer.resume_live()
 
     def _put_back(self, start: pb.Start, metas: Mapping[int, BoundaryMeta]) -> None:
-        """Onto Θ, which is newer than a boundary; what its commit did not take of our payloads is owed again."""
+        """Load onto Θ, which is newer than a checkpoint; fractions that its commit did not apply return to the error
+        feedback."""
         self._trainer.reset_to_committed()
         for stage, meta in metas.items():
             closed = read_commit(meta.round, start.boundary_commit.takes, meta.rank_or_k)
             self._commits.return_payload(stage, bytes.fromhex(meta.payload), closed, self._cluster)
 
     def announcement(self, boundary: int) -> pb.Boundary:
-        """Of a boundary whose payloads are still in flight: the same bytes again."""
+        """Return the announcement of a checkpoint whose payloads are in flight: the same bytes again."""
         return boundary_event(self._metas(boundary, self._trainer.stages))
 
     def _metas(self, boundary: int, stages: Iterable[int]) -> dict[int, BoundaryMeta]:
@@ -119,7 +120,7 @@ class Resume:
 
 
 def boundary_event(metas: dict[int, BoundaryMeta]) -> pb.Boundary:
-    """What is announced, from the checkpoints of one worker's stages."""
+    """Return the announcement, from the checkpoints of one worker's stages."""
     meta = next(iter(metas.values()))
     return pb.Boundary(
         round=meta.round,

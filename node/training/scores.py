@@ -1,8 +1,8 @@
-"""A worker's part in scoring: candidates are made beside training, the loss is measured by all workers at one inner step.
+"""Scores, the worker's side: candidates are made in the background; all workers measure the loss at one inner step.
 
-A candidate is Θ with one contribution alone applied to it, without earlier momentum: lr * (1 + momentum) of it. Of our own
-contribution only the direction is kept, to see whether another's points away from it. Of both there is a sketch, where one is asked
-for: it says to the daemon what a contribution has in common with its author's earlier ones (protocol/bias.py).
+A candidate is Θ with one contribution applied alone, without earlier momentum: lr * (1 + momentum) of it. Of our own
+contribution only the direction is stored, to detect one that points away from it. Of both there is a sketch, on
+request: it shows the daemon what a contribution has in common with its author's earlier ones (the bias check).
 """
 
 import logging
@@ -33,19 +33,19 @@ log = logging.getLogger(__name__)
 
 Payload = Callable[[bytes], memoryview]
 DOT_ELEMENTS = 1 << 22
-"""At a time, in float64."""
+"""Elements at a time, in float64."""
 TILE = 1 << 20
-"""Of a sketch's signs; a multiple of SKETCH."""
+"""Period of a sketch's signs; a multiple of SKETCH."""
 
 
 @dataclass(frozen=True)
 class Own:
-    """Our own contribution: the same for all candidates of a round."""
+    """Contribution of this cluster: the same for all candidates of a round."""
 
     steps: list[Tensor]
     """Flat, by state of this worker."""
     sketch: Tensor
-    """Over this worker's stages: (SKETCH,) float64, or (0,)."""
+    """Sketch over this worker's stages: (SKETCH,) float64, or (0,)."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,14 @@ class Candidate:
     parameters: list[Tensor]
     """Flat, by state of this worker."""
     products: tuple[float, float, float]
-    """Over this worker's stages: of its step and ours, of its with itself, of ours with itself."""
+    """Inner products over this worker's stages: its step with ours, with itself, and ours with itself."""
     sketch: Tensor
-    """Of its step as it would be if nothing were clipped, as `Own.sketch`."""
+    """Sketch of its step without clips; see `Own.sketch`."""
     own: Own
 
 
 class Sketch:
-    """Of steps of one stage, chunk by chunk in their order; each but the last has a multiple of SKETCH elements."""
+    """Sketch of the steps of one stage, chunk by chunk in order; each but the last has a multiple of SKETCH elements."""
 
     def __init__(self, signs: int, stage: int) -> None:
         """`signs`: what they are drawn from; 0: nothing is wanted."""
@@ -77,7 +77,7 @@ class Sketch:
         while len(chunk):
             place = self._seen % TILE
             if not place:
-                self._shift, flip = (int(drawn) for drawn in self._random.integers((TILE, 2)))  # each tile has signs of its own
+                self._shift, flip = (int(drawn) for drawn in self._random.integers((TILE, 2)))  # each period has other signs
                 self._flip = 1 - 2 * flip
             part, chunk = chunk[: TILE - place], chunk[TILE - place :]
             signs = tile[self._shift + place :][: len(part)]
@@ -98,11 +98,12 @@ def alone(state: StageState, asked: pb.Score, payloads: Sequence[bytes], clip: i
     copy = StageState(state.manifest, state.stage, state.specs, state.passage)
     copy.parameters.copy_(state.parameters)
     Commit(asked.round, rank_or_k, [Take("", 1, payloads, clip)]).apply_to(copy, read)
-    return copy.parameters.clone()  # without the momentum that lies beside it
+    return copy.parameters.clone()  # without its momentum
 
 
 def make_candidate(trainer: Trainer, asked: pb.Score, rank_or_k: int, read: Payload, own: Own | None = None) -> Candidate:
-    """In the background. `rank_or_k`: of the round's codec; `own`: where an earlier candidate of the round has it."""
+    """Make a candidate, in the background. `rank_or_k`: of the round's codec; `own`: from an earlier candidate of the
+    round."""
     own = own or _own(trainer, asked, rank_or_k, read)
     parameters, products, sketch = [], [0.0, 0.0, 0.0], torch.zeros_like(own.sketch)
     for state, mine in zip(trainer.states, own.steps, strict=True):
@@ -144,7 +145,7 @@ def measure(trainer: Trainer, candidate: Candidate, before: float | None, sample
 
 
 class Scores:
-    """What is to be scored in the open round, one after the other, in the order in which every worker was asked."""
+    """Queue of scores in the open round, in the order of requests, which is the same for every worker."""
 
     def __init__(
         self, trainer: Trainer, dataset: Dataset, submit: Callable[[Callable[[], Candidate]], Future[Candidate]]
@@ -156,7 +157,7 @@ class Scores:
         self._before: float | None = None
         """Loss of Θ on the round's samples, once it was measured."""
         self._own: Own | None = None
-        """Of the round, once a candidate was made."""
+        """Contribution of this cluster, once the round has a candidate."""
         self._began, self._spent = time.monotonic(), 0.0
 
     def ask(self, asked: pb.Score) -> None:
@@ -181,7 +182,7 @@ class Scores:
 
     @property
     def ready(self) -> bool:
-        """Whether the next one can be measured here; the first worker's clock says whether there is time for it."""
+        """Return whether the next one can be measured here; the first worker's clock decides whether there is time."""
         if self._making is None or not self._making.done() or not self.samples_here:
             return False
         elapsed = time.monotonic() - self._began
@@ -210,7 +211,7 @@ class Scores:
 
 
 def _result(making: Future[Candidate]) -> Candidate | None:
-    """None where a payload is not here: its stage has just moved to this box, or its round was closed meanwhile."""
+    """Return the candidate; None if a payload is missing: its stage has moved to this host, or its round closed."""
     try:
         return making.result()
     except (OSError, DilocoxError) as error:

@@ -1,5 +1,5 @@
-"""`python -m dilocox.node.training.templates SECONDS`: chat templates, rendered as transformers renders them, a conversation a line
-(node/data/rendering.py). Whoever asks for more processor time or memory than one may have is ended by the system."""
+"""`python -m dilocox.node.training.templates SECONDS`: renders chat templates as transformers does, one conversation per
+line. The system kills a template that exceeds its processor time or memory."""
 
 import json
 import math
@@ -31,7 +31,7 @@ class Clock(datetime):
 
 
 def render(asked: dict[str, Any]) -> dict[str, Any]:
-    """What `Renderer.render` returns, or why there is none."""
+    """Return the result of `Renderer.render`, or the error."""
     random.seed(0)  # Jinja's `random` and `lipsum` draw from it
     try:
         texts, found = chat_template_utils.render_jinja_template(
@@ -52,7 +52,7 @@ def main() -> None:
     chat_template_utils.datetime = Clock
     seconds = int(sys.argv[1])
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with suppress(FileNotFoundError):  # where the system says it
+    with suppress(FileNotFoundError):  # the system reports it there
         most = int(HELD.read_text().split()[0]) * resource.getpagesize() + limits.TEMPLATE_MEMORY_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
     for line in sys.stdin.buffer:

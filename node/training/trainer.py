@@ -37,7 +37,7 @@ class StepResult:
     tokens: int
     """So many are."""
     gradient_norm: float
-    """Over all stages of the cluster, before clipping."""
+    """Norm over all stages of the cluster, before clipping."""
     flags: list[float]
     """Sums over the workers of the flags each passed in: what all of them may act on at this very step."""
 
@@ -53,32 +53,32 @@ def initial_state(manifest: Manifest, stage: int) -> StageState:
 
 @dataclass(frozen=True)
 class Take:
-    """What a commit takes of one cluster."""
+    """Counted payload of one cluster."""
 
     cluster: str
     weight: int
-    """In the mean."""
+    """Weight in the mean."""
     payloads: Sequence[bytes]
     """Digests, by stage of the run."""
     clip: int = 0
     """Norm codes above the bound in total."""
     clips: Sequence[bytes] = ()
-    """By stage: norm codes above its bounds of each tensor, that in total included; none: `clip` is all that is known."""
+    """Norm codes above each tensor's bounds, by stage, including the payload's clip; empty: only `clip` is known."""
 
     def factors(self, stage: int, tensors: int) -> list[float]:
-        """What the clip leaves of each tensor of a stage."""
+        """Return the clip factor of each tensor of a stage."""
         return [norms.clip_factor(excess) for excess in (self.clips[stage] if self.clips else [self.clip] * tensors)]
 
 
 @dataclass(frozen=True)
 class Commit:
-    """What an apply reads of one."""
+    """Commit, as an apply reads it."""
 
     round: int
     rank_or_k: int
-    """Of the round that it closes."""
+    """Rank or k of the round that it closes."""
     takes: Sequence[Take]
-    """In the order of the mean."""
+    """Counted payloads in the order of the mean."""
 
     def apply_to(self, state: StageState, payload: Callable[[bytes], memoryview]) -> None:
         """Θ and momentum as the commit makes them."""
@@ -99,9 +99,8 @@ class Trainer:
     def __init__(
         self, manifest: Manifest, mesh: Mesh | None = None, noise: Noise | None = None, passage: Passage = HOST
     ) -> None:
-        """`mesh`: where it stands among its cluster's workers; default alone. `noise`: what bounds what a sequence may tell, where
-        one worker trains the whole model. `passage`: where outer state lies, and is computed on. Live parameters start
-        uninitialised."""
+        """Create a trainer. `mesh`: position among its cluster's workers; default: alone. `noise`: noise and clip, if one
+        worker trains the whole model. `passage`: device of the outer state. Live parameters start uninitialised."""
         self.manifest, self.mesh = manifest, mesh or Mesh()
         self.device = self.mesh.device
         mine = chunks(manifest.model.stages, self.mesh.length, manifest.training.schedule)[self.mesh.stage_rank]
@@ -129,8 +128,8 @@ class Trainer:
         return [parameter.data for parameter in stage.tensors()]
 
     def load_frozen(self, store: BlobStore) -> None:
-        """The weights that adapters are added to, where the run trains such; every copy of a stage holds them. Raises LocalError
-        where they do not lie in `store`."""
+        """Load the weights under adapters, in a run on adapters; every copy of a stage needs them. Raises LocalError if
+        they are not in `store`."""
         if self.manifest.model.lora is None:
             return
         root = self.manifest.model.imported
@@ -143,8 +142,8 @@ class Trainer:
                 weights[spec.name].data.copy_(values)
 
     def load_initial(self, imported: BlobStore | None = None) -> None:
-        """`imported`: where the state lies that the manifest names; it names none where the run begins with its seed. Raises
-        LocalError where it is not there."""
+        """Load the initial state. `imported`: store with the state that the manifest names; None if the run begins with
+        its seed. Raises LocalError if it is missing."""
         root = self.manifest.model.imported_state
         digests = imported.stage_digests(root) if imported is not None else []
         if root and not all(imported is not None and digest in imported for digest in digests or [root]):
@@ -169,7 +168,7 @@ class Trainer:
     ) -> StepResult:
         """One inner step. Gradients are clipped by the norm over all stages of the cluster; with them at hand all ranks add up what
         `flags` says now, `before_update` is called, then the inner optimizer changes its tensors and the parameters."""
-        tokens = trained_tokens(targets) if self._noisy is None else targets.numel()  # how many are answers is not told
+        tokens = trained_tokens(targets) if self._noisy is None else targets.numel()  # the number of answer tokens is private
         loss = self.pipeline.step(self.mesh.share(inputs), self.mesh.share(targets), tokens)
         if self._noisy is not None:
             self._noisy.finish()
@@ -187,9 +186,9 @@ class Trainer:
         return StepResult(loss, tokens, norm, sums[2:])
 
     def end_phase(self, round: int, restart: bool) -> None:
-        """The phase's work into the feedback. The next one starts from a share of it, or (`restart`) from Θ.
+        """Add the phase's work to the error feedback. The next phase starts from a share of it, or (`restart`) from Θ.
 
-        Θ must not be touched meanwhile.
+        Θ must not be changed meanwhile.
         """
         for state, stage in self.pairs():
             start_phase(state, self.live(stage), self.manifest.rounds.lead_weight)
@@ -208,9 +207,10 @@ class Trainer:
     def prepare(
         self, commit: Commit, payload: Callable[[bytes], memoryview], cluster: str, announced: Mapping[int, bytes]
     ) -> None:
-        """Θ, momentum and feedback as the commit says; live parameters are not touched. May run beside `step`.
+        """Apply a commit to Θ, momentum and error feedback; live parameters are not touched. May run beside `step`.
 
-        `announced`: digests of our own payloads, by stage, where it is about them; what it does not take of them is owed again.
+        `announced`: digests of our payloads, by stage, if it counts them; fractions that it does not apply return to
+        the error feedback.
         """
         for state in self.states:
             if state.stage in announced:
@@ -258,7 +258,7 @@ class Trainer:
 
     @contextmanager
     def weights(self, flat: Sequence[Tensor]) -> Iterator[None]:
-        """Swap parameters, flat by state, into the model, and back, with one tensor's scratch. Nobody may touch them meanwhile."""
+        """Swap flat parameters into the model, and back, with one tensor's scratch. Nothing else may touch them meanwhile."""
         self._swap(flat)
         try:
             yield

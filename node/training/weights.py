@@ -1,7 +1,7 @@
-"""A Hugging Face folder as a run begins with it: its config.json as the manifest's model, its weights as the state of round 1.
+"""Import of a Hugging Face folder: its config.json as the manifest's model, its weights as the state of round 1.
 
-What config.json says and a manifest cannot is refused by name: a model that computes something else is another model. Tied
-embeddings become two tensors of the same values, for stages share none.
+Keys of config.json that a manifest cannot express are rejected by name: a model with another computation is another
+model. Tied embeddings become two tensors with the same values, because stages share none.
 """
 
 import json
@@ -45,11 +45,11 @@ FIXED: dict[str, Any] = {
     "rope_interleaved": False,
     "use_mrope": False,
 }
-"""What the layers compute, whatever is said: nothing else may be."""
+"""Fixed properties of the layers: no other value is accepted."""
 READ_ELSEWHERE = {"model_type", "tie_word_embeddings", "layer_types", "sliding_window"}
 """Keys of config.json that the functions below read one by one."""
 BUFFERS = ".rotary_emb.inv_freq"
-"""Old files hold the table of frequencies, which follows from the config."""
+"""Old files contain the table of frequencies, which follows from the config."""
 HEAD = "lm_head.weight"
 KINDS = ("F32", "F16", "BF16")
 """Every value of these is one of float32."""
@@ -57,8 +57,8 @@ ZEROS = 1 << 20
 
 
 def read_model(folder: Path) -> tuple[dict[str, Any], bool]:
-    """Return a manifest's model.config as config.json says it, and whether the embeddings are tied. Raises ConfigError that names
-    a key which a manifest does not carry."""
+    """Return a manifest's model.config from config.json, and whether the embeddings are tied. Raises ConfigError with the
+    name of a key that a manifest cannot express."""
     path = folder / "config.json"
     try:
         said = read_json(path)
@@ -77,7 +77,7 @@ def read_model(folder: Path) -> tuple[dict[str, Any], bool]:
         return _fields(path, said, family)
     except ConfigError:
         raise
-    except Exception as error:  # transformers has one for each way of being wrong
+    except Exception as error:  # transformers has an exception for each kind of error
         raise ConfigError(f"{path} is no configuration of a {said['model_type']}: {' '.join(str(error).split())}") from error
 
 
@@ -153,7 +153,7 @@ def _refuse_two_ropes(path: Path, said: dict[str, Any]) -> None:
 
 
 def _scaling(rope: dict[str, Any]) -> dict[str, Any]:
-    """Return what is said of the stretch alone, whose kind older files call `type`."""
+    """Return the settings of the stretch alone; older files call its kind `type`."""
     kind = rope.get("rope_type", rope.get("type", "default"))
     return {key: value for key, value in rope.items() if value is not None and key not in ("type", "rope_theta")} | {
         "rope_type": kind
@@ -164,7 +164,8 @@ class Weights:
     """The tensors of a folder, one file or shards with an index."""
 
     def __init__(self, folder: Path, model: Model, tied: bool) -> None:
-        """Raises ConfigError where the folder does not hold exactly the model's tensors, in their shapes."""
+        """Open the weights. Raises ConfigError if the folder does not contain exactly the model's tensors, in their
+        shapes."""
         self._model, self._tied = model, tied
         self._files = _files(folder)
         wanted = {spec.name: spec for stage in range(model.stages) for spec in stage_weights(model, stage)}
@@ -226,7 +227,7 @@ class Weights:
             left -= min(left, ZEROS)
 
     def _name(self, spec: TensorSpec) -> str:
-        """In the files."""
+        """Return its name in the files."""
         return EMBEDDING if self._tied and spec.name == HEAD else spec.name
 
     def tensor(self, spec: TensorSpec) -> Tensor:
@@ -259,7 +260,7 @@ def _open(path: Path) -> Any:
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    """By tensor. Raises ConfigError."""
+    """Return the files by tensor. Raises ConfigError."""
     whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if whole.exists():
         return dict.fromkeys(_names(whole), whole)

@@ -1,8 +1,8 @@
-"""A stage worker: one process per device, started by the daemon (../workers.py) and commanded by it (link.py).
+"""Worker: one process per device, started by the daemon (../workers.py), with commands over gRPC (link.py).
 
-The main thread trains; encoding, checkpoints and commits run in the background. What happens when is decided by the phase machine
-(protocol/phase.py), of which every rank of the cluster has a copy: the flags they agree on ride on the gradient-norm all-reduce, so
-all of them act at the same inner step. Here its actions are carried out.
+The main thread trains; encoding, checkpoints and commits run in the background. The phase machine (protocol/phase.py)
+decides what happens when, and every rank of the cluster has a copy. The flags on which they agree travel with the
+gradient-norm all-reduce, so all act at the same inner step. This file carries out its actions.
 """
 
 import math
@@ -50,7 +50,7 @@ REPORT_SECONDS = 0.5
 SUSPENDED = 20.0
 """A step that takes so many times the fastest was suspended (a lid, a stopped process): that is not training time."""
 WAIT_SECONDS = 0.02
-"""How long a waiting worker sleeps between looking for commands; bounds the time a commit lies unapplied."""
+"""Sleep of a waiting worker between checks for commands; it bounds the delay of a commit."""
 
 
 class Worker:
@@ -61,11 +61,11 @@ class Worker:
         noise = Noise(settings.clip, settings.noise) if settings.noise else None
         self.trainer = Trainer(manifest, self.mesh, noise, passage_of(settings.outer_state, self.device))
         self.dataset = load_dataset(manifest, settings.data)
-        """What all evaluate on, and score on …"""
+        """Samples for evaluation and scores."""
         own = bytes.fromhex(settings.private_digest)
         text = load_private(manifest, settings.private, own, settings.cluster) if settings.private else self.dataset
         self.text = Drawn(text) if noise is not None else text
-        """… and what this cluster trains on."""
+        """Samples on which this cluster trains."""
         self.store = BlobStore(settings.blobs)
         self.background = Background(settings.codec_cpus, self.device)
         self.commits = Commits(manifest, self.trainer, self.store)
@@ -82,7 +82,7 @@ class Worker:
         self._tokens = 0
         """Sums over the steps of the phase."""
         self._total_steps = self._steps_told = 0
-        """Inner steps of this life, and those of them whose work a boundary took in."""
+        """Inner steps of this incarnation, and those already in a checkpoint."""
         self._fastest_step = math.inf
         self._reported_at = 0.0
 
@@ -117,7 +117,7 @@ class Worker:
             self.link.send(pb.WorkerEvent(boundary=resume.announcement(self.state.in_flight)))
 
     def run(self) -> None:
-        """Until some rank is told to stop."""
+        """Run until some rank must stop."""
         action: phase.Action = Stop() if self._stopping else Wait("it looks for the samples of its first batch")
         while not isinstance(action, Stop):
             self._take_commands()
@@ -126,7 +126,7 @@ class Worker:
                 action = self._act(turn)
 
     def _take_commands(self) -> bool:
-        """Whether we were told to stop."""
+        """Take commands. Return whether one was to stop."""
         while command := self.link.next_command():
             match command.WhichOneof("command"):
                 case "apply":

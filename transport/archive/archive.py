@@ -1,7 +1,7 @@
-"""One run's archive: blobs by digest, and the head that says what they are. All calls block.
+"""Archive of one run: blobs by digest, and the head that describes them. All calls block.
 
-Every chunk is hashed before it is written, and again when it is read; a blob is here when its index is, written last of it. A
-transfer that was cut goes on with the first chunk that is missing. At most `AT_ONCE` chunks are in memory.
+Every chunk is hashed before it is written, and again when it is read. A blob exists once its index does, which is
+written last. An interrupted transfer continues with the first missing chunk. At most `AT_ONCE` chunks are in memory.
 """
 
 import logging
@@ -36,11 +36,11 @@ S = TypeVar("S")
 AT_ONCE = 4
 """Chunks in transfer: a bucket answers each in a tenth of a second or more, so one at a time would fill no line."""
 HEADS_KEPT = 2
-"""The newest, and the one before for whoever reads it just now, and for the day on which the newest is damaged."""
+"""Heads in an archive: the newest, and the one before it, for current readers and for a damaged newest one."""
 MARKER, HEADS = "archive.json", "heads"
 MARKER_BYTES = 1 << 10
 HEAD_BYTES = 64 * limits.MIB
-"""Of a run of a million rounds with a snapshot of each tenth: about 120 bytes for each."""
+"""Largest head, for a million rounds with a snapshot of every tenth: about 120 bytes each."""
 _OURS = re.compile(r"index|\d{6,}")
 """Names of a blob's objects."""
 _HEAD = re.compile(r"\d{12}")
@@ -55,14 +55,14 @@ class Index(NamedTuple):
 
 
 class Archive:
-    """Of one run. Only one process writes at a time: another one's head is found out, and nothing is lost by it."""
+    """Archive of one run. Only one process writes at a time: another one's head is detected, and nothing is lost."""
 
     def __init__(self, storage: Storage, sealing: Sealing, run_id: bytes) -> None:
         self.storage, self.run_id, self._sealing = storage, run_id, sealing
         self._here: set[bytes] = set()
         """Blobs that this process has seen there."""
         self._newest = -1
-        """Number of the newest head, readable or not, when `head` looked."""
+        """Number of the newest head at the last read, readable or not."""
 
     @property
     def url(self) -> str:
@@ -77,7 +77,7 @@ class Archive:
         self.storage.put(name, self._sealing.seal(name, content))
 
     def folder(self, digest: bytes) -> str:
-        """In which a blob lies."""
+        """Return the folder of a blob."""
         return f"blobs/{self._sealing.name(digest)}"
 
     # Blobs
@@ -233,7 +233,7 @@ class Archive:
                     raise RemoteError(pb.REASON_WRONG_RUN, "it is of another run, or another's place")
                 return head
             except FileNotFoundError:
-                continue  # a newer one came meanwhile
+                continue  # a newer one appeared during the read
             except RemoteError as error:
                 if error.reason == pb.REASON_UNAVAILABLE:
                     raise
@@ -252,8 +252,8 @@ class Archive:
         return sorted(filter(_HEAD.fullmatch, self.storage.sizes(HEADS)), reverse=True)
 
     def publish(self, head: ArchiveHead) -> ArchiveHead:
-        """With its number, the newest from here on. What it names must be here, and it must follow what `head` said last. Raises
-        RemoteError where another one came between."""
+        """Return the head with its number; it is the newest now. The archive must contain what it names, and it must
+        follow the last head read. Raises RemoteError if another one was written between."""
         head = head.model_copy(update={"sequence": self._newest + 1})
         name = f"{HEADS}/{head.sequence:012}"
         if not _HEAD.fullmatch(name.removeprefix(f"{HEADS}/")):
@@ -277,7 +277,7 @@ def _check(stop: threading.Event | None) -> None:
 
 @contextmanager
 def _ahead(work: Callable[[S], T], items: Iterable[S]) -> Iterator[Iterator[T]]:
-    """`map(work, items)` in threads, a few items ahead of whoever takes the results; no thread is left at the end."""
+    """Yield `map(work, items)` from threads, a few items before the reader; no thread is left at the end."""
     with ThreadPoolExecutor(AT_ONCE, "archive") as pool:
 
         def results() -> Iterator[T]:
@@ -301,8 +301,8 @@ def _sealing(run_id: bytes, key: Path | None) -> Sealing:
 
 
 def create_archive(url: str, run_id: bytes, key: Path | None) -> Archive:
-    """Open the run's archive there, or begin one in an empty place. Raises ConfigError where something else lies there or heads
-    could be lost, RemoteError where it cannot be reached."""
+    """Open the run's archive, or begin one in an empty place. Raises ConfigError if something else is there or heads could
+    be lost, RemoteError if the place is unreachable."""
     storage, sealing = open_storage(url), _sealing(run_id, key)
     if storage.size(MARKER) is None:
         if storage.sizes(""):

@@ -34,12 +34,12 @@ __all__ = [
 SEGMENT_BYTES = limits.CHUNK_BYTES
 """Most bytes in a segment, but for a single larger commit."""
 LOOSE = 16
-"""So many short segments at the end are written anew as one: each follower's look adds one."""
+"""Most short segments at the end; more are merged into one. Each read by a follower adds one."""
 _LENGTH = struct.Struct(">I")
 
 
 def some_head(archive: Archive) -> ArchiveHead:
-    """Raises LocalError where the archive holds nothing yet, RemoteError."""
+    """Return the head. Raises LocalError for an empty archive, RemoteError."""
     head = archive.head()
     if head is None and archive.begun:
         raise RemoteError(
@@ -52,7 +52,7 @@ def some_head(archive: Archive) -> ArchiveHead:
 
 
 def signed_manifest(archive: Archive, head: ArchiveHead) -> pb.Envelope:
-    """As the owner signed it. Raises RemoteError."""
+    """Return the manifest with the owner's signature. Raises RemoteError."""
     return _envelope(archive.read(bytes.fromhex(head.manifest), 2 * limits.MANIFEST_BYTES))
 
 
@@ -70,8 +70,8 @@ def archived_manifest(archive: Archive, head: ArchiveHead) -> Manifest:
 
 
 def fill_chain(archive: Archive, head: ArchiveHead, chain: ChainFile) -> None:
-    """Append what the archive has beyond `chain`; every commit is verified. Raises RemoteError where one does not hold: it is then
-    of another chain, or damaged."""
+    """Append what the archive has beyond `chain`; every commit is verified. Raises RemoteError if one is invalid: from
+    another chain, or damaged."""
     chain.keep_signed_manifest(signed_manifest(archive, head))
     for raw in commits_of(archive, head, chain.length):
         chain.append(_envelope(raw))
@@ -100,12 +100,12 @@ def check_commits(archive: Archive, chain: ChainFile) -> None:
 
 @dataclass(frozen=True)
 class Common:
-    """What of an archive's chain is ours too."""
+    """Common part of an archive's chain and ours."""
 
     segments: list[Segment]
     """Whole ones, the first first."""
     commits: int
-    """How many of its commits are ours."""
+    """Number of its commits that are also ours."""
     parted: bool
     """Whether others of its commits are not the run's any more: its owner named another chain. Else we may be behind."""
 
@@ -126,7 +126,7 @@ def in_common(archive: Archive, head: ArchiveHead, chain: ChainFile) -> Common:
 
 
 def write_commits(archive: Archive, chain: ChainFile, kept: Sequence[Segment]) -> list[Segment]:
-    """What a head can name of the chain: the kept segments and what follows them, short ones joined now and then."""
+    """Return segments for a head: the given ones and those that follow, short ones merged now and then."""
     segments = list(kept)
     short = [segment for segment in segments[-LOOSE:] if segment.count < COMMITS]
     if len(short) == LOOSE:
@@ -156,7 +156,7 @@ def packed(raws: Sequence[bytes]) -> bytes:
 
 
 def _digest(raw: bytes) -> str:
-    """Of a commit, as its successor names it."""
+    """Return a commit's digest, as the next commit names it."""
     envelope = _envelope(raw)
     return sha256(envelope.key, envelope.body).hex()
 
@@ -174,6 +174,6 @@ def unpacked(data: bytes) -> list[bytes]:
 
 
 def word_of(archive: Archive, chain: ChainFile) -> str | None:
-    """Blob with the owner's newest word on who signs; None where there is none."""
+    """Return the blob of the latest appointment; None without one."""
     word = chain.newest_word
     return None if word is None else archive.write(canonical(word)).hex()

@@ -1,4 +1,4 @@
-"""What an archive holds: its head, and what follows from it. Pure."""
+"""Head of an archive, and everything derived from it. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Literal
@@ -22,12 +22,12 @@ class _Record(BaseModel):
 
 
 class Marker(_Record):
-    """Of which run an archive is."""
+    """Mark of an archive: its run."""
 
     format: Literal["dilocox-archive-1"]
     run: Digest
     check: str = Field(max_length=64)
-    """Of its key; empty: it is not sealed."""
+    """Check value of its key; empty: it is not sealed."""
 
 
 class Segment(_Record):
@@ -63,12 +63,12 @@ class ArchiveHead(_Record):
     manifest: Digest
     """Blob with the manifest in the owner's signature."""
     appointment: Digest | None = None
-    """Blob with the owner's newest word on who signs, where there is one."""
+    """Blob of the latest appointment, if there is one."""
     segments: tuple[Segment, ...] = ()
     snapshots: tuple[Snapshot, ...] = ()
-    """By round, the oldest first."""
+    """Snapshots by round, the oldest first."""
     coming: Snapshot | None = None
-    """A state of which the root is here, and some stages may be: a restart goes on with it, or removes it."""
+    """State whose root is here, and perhaps some stages: a restart continues it, or removes it."""
     payloads: tuple[Span, ...] = ()
     """Rounds of which every payload that counted is here, and its leaves."""
     data: bool = False
@@ -93,12 +93,12 @@ class ArchiveHead(_Record):
 
     @property
     def length(self) -> int:
-        """How many commits."""
+        """Return the number of commits."""
         return self.segments[-1].end if self.segments else 0
 
     @property
     def roots(self) -> list[bytes]:
-        """Of all states of which something is here."""
+        """Return the roots of all states with at least one object here."""
         named = [*self.snapshots, *((self.coming,) if self.coming is not None else ())]
         return [bytes.fromhex(item.root) for item in named]
 
@@ -131,6 +131,6 @@ def covered(spans: Sequence[Span], round: int) -> bool:
 
 
 def cut(spans: Iterable[Span], first: int, last: int) -> tuple[Span, ...]:
-    """Of the spans, what lies in first … last."""
+    """Return the parts of the spans within first … last."""
     inside = ((max(a, first), min(b, last)) for a, b in spans)
     return tuple((a, b) for a, b in inside if a <= b)

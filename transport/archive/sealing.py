@@ -1,8 +1,8 @@
-"""Whether an archive's objects can be read by whoever holds its storage: as they are, or sealed with the run's archive key.
+"""Encryption of an archive's objects: none, or sealed with the run's archive key.
 
-Sealed, each object is ChaCha20-Poly1305 under one key with a random nonce, its name being what is authenticated beside it: an
-object that was put in another's place, or changed, does not open. Nonces of 96 bits may be drawn at random for 2^32 objects. Names
-of blobs are keyed hashes of their digests, so nobody can ask whether the archive holds something he knows. Sizes and times are not
+A sealed object is ChaCha20-Poly1305 under one key with a random nonce; its name is authenticated, too. An object that
+was exchanged or changed does not open. Random nonces of 96 bits are safe for 2^32 objects. Names of blobs are keyed
+hashes of their digests, so a reader cannot test whether the archive contains a known blob. Sizes and times are not
 hidden.
 """
 
@@ -30,10 +30,10 @@ class Sealing(Protocol):
     overhead: int
     """Bytes that an object has more than its content."""
     check: str
-    """Says whether a key is the archive's; empty: it has none."""
+    """Check value of the archive's key; empty: it has none."""
 
     def name(self, digest: bytes) -> str:
-        """Under which a blob lies."""
+        """Return the name of a blob."""
 
     def seal(self, name: str, content: bytes) -> bytes: ...
 

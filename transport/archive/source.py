@@ -25,14 +25,14 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 AGAIN_SECONDS = 30.0
-"""What an archive does not hold, or one that cannot be used, is asked for again after this: a round's payloads are looked
-for several times a second until their author serves them, and each look would be a request to a bucket."""
+"""Seconds before another request for a missing blob, or to an unusable archive. A round's payloads are requested several
+times a second until their author serves them, and each would be a request to a bucket."""
 MISSES_KEPT = 4096
 
 
 @dataclass(frozen=True)
 class ArchivePlace:
-    """What an operator says of an archive."""
+    """An operator's options for an archive."""
 
     url: str
     key: Path | None
@@ -58,9 +58,9 @@ class ArchiveSource:
         self._why: RemoteError | None = None
         """Why it cannot be used …"""
         self._why_until = 0.0
-        """… and until when that is believed."""
+        """End of the time for which that reason is trusted."""
         self._missing: dict[bytes, float] = {}
-        """Blobs that it did not hold, and until when that is believed."""
+        """Missing blobs, with the end of the time for which that is trusted."""
         self._opening, self._told = asyncio.Lock(), False
 
     async def _opened(self) -> Archive:
@@ -98,11 +98,11 @@ class ArchiveSource:
         return received
 
     async def check_commits(self, chain: ChainFile) -> None:
-        """Raises LocalError, RemoteError where it does not hold every commit that it names."""
+        """Check that it has every commit that it names. Raises LocalError, RemoteError."""
         await asyncio.to_thread(check_commits, await self._opened(), chain)
 
     async def states(self) -> Mapping[int, bytes]:
-        """Roots of the states that it holds, by round, the newest first; none where it cannot be used."""
+        """Return the roots of its states by round, the newest first; empty if it is unusable."""
         try:
             archive = await self._opened()
             head = await asyncio.to_thread(archive.head)

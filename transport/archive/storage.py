@@ -1,4 +1,4 @@
-"""Where an archive's objects lie: a folder of this machine, or a bucket that speaks S3. All calls block."""
+"""Storage of an archive's objects: a folder of this machine, or a bucket with the S3 API. All calls block."""
 
 import os
 import re
@@ -39,9 +39,10 @@ ANSWER_SECONDS = 60
 
 
 CONFLICTS = 5
-"""Of two who write one object at once S3 may refuse both (409, ConditionalRequestConflict): so often we try again …"""
+"""Most retries after a conflict: S3 may reject both of two simultaneous writes of an object (409,
+ConditionalRequestConflict)."""
 CONFLICT_SECONDS = 0.1
-"""… after this, and twice as long each time."""
+"""Pause before the first retry; it doubles each time."""
 
 
 class Storage(Protocol):
@@ -59,12 +60,12 @@ class Storage(Protocol):
         """`put`, unless there is one: whether there was none."""
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """Of all objects in a folder, by their names in it; the whole archive's where it is empty."""
+        """Return the sizes of all objects in a folder, by their names in it; of the whole archive if the folder is empty."""
 
     def size(self, name: str) -> int | None: ...
 
     def delete(self, name: str) -> None:
-        """Also where there is none."""
+        """Delete an object; does nothing if it does not exist."""
 
 
 def open_storage(url: str, option: str = "--archive") -> Storage:
@@ -118,7 +119,7 @@ class FolderStorage:
     """Files below a folder."""
 
     SCRATCH = re.compile(r"\..+\.\d+\.tmp")
-    """What `write_atomically` leaves when the process is killed."""
+    """Names of files that `write_atomically` leaves when the process is killed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
@@ -179,7 +180,7 @@ class FolderStorage:
         def look() -> dict[str, int]:
             found: dict[str, int] = {}
             for path in root.rglob("*"):
-                with suppress(FileNotFoundError):  # it went meanwhile
+                with suppress(FileNotFoundError):  # it was removed during the listing
                     if not self.SCRATCH.fullmatch(path.name) and path.is_file():
                         found[path.relative_to(root).as_posix()] = path.stat().st_size
             return found
@@ -209,8 +210,8 @@ class FolderStorage:
 
 
 class BucketStorage:
-    """Objects of a bucket, below a prefix. What arrives otherwise than it was sent the server refuses: requests are signed over
-    the hash of their bytes."""
+    """Objects of a bucket, below a prefix. The server rejects changed data: requests are signed over the hash of their
+    bytes."""
 
     def __init__(self, bucket: str, prefix: str) -> None:
         """Raises ConfigError where the environment names no bucket that can be asked."""
@@ -272,7 +273,7 @@ class BucketStorage:
                 return True
             if self.size(name) is not None:
                 return False
-            time.sleep(CONFLICT_SECONDS * 2**attempt)  # obstore says of a conflict, too, that there is one
+            time.sleep(CONFLICT_SECONDS * 2**attempt)  # obstore also reports a conflict as an existing object
         raise _unavailable(self.url, f"{name} is written by somebody else all the time")
 
     def sizes(self, folder: str) -> dict[str, int]:
