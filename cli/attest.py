@@ -38,6 +38,7 @@ from dilocox.protocol.attestation import (
     GpuClaims,
     Policy,
     Verdict,
+    deny_unexpected,
 )
 from dilocox.transport.files import NAMED_BYTES, read_at_most
 
@@ -100,6 +101,7 @@ def _of_this_machine(simulated: bool, simulated_measurement: Path | None) -> dic
     return {"ok": True, "kind": kind, "measurement": ":".join(measured), "gpus": len(evidence.gpu)}
 
 
+@deny_unexpected
 def measurement_of(evidence: Evidence) -> tuple[str, ...]:
     """Read off the evidence without checking it."""
     kind = find_kind(evidence.kind)

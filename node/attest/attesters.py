@@ -5,7 +5,7 @@ from pathlib import Path
 
 from dilocox.node.attest import simulated
 from dilocox.node.attest.kinds import MachineKind, find_kind
-from dilocox.protocol.attestation import SIMULATED, AttestationError, Code, Evidence
+from dilocox.protocol.attestation import SIMULATED, AttestationError, Code, Evidence, deny_unexpected
 from dilocox.protocol.crypto import sha256
 
 __all__ = ["Attester", "choose_attester", "no_attester", "simulated_measurement"]
@@ -45,15 +45,20 @@ def choose_attester(
 ) -> tuple[str, Attester]:
     """Return the first of the kinds that this machine can show, and its attester.
 
-    Raises AttestationError (unavailable), and ConfigError if a plugin cannot be loaded.
+    Raises AttestationError (unavailable, or internal if a plugin fails), and ConfigError if a plugin cannot be used.
     """
     for name in kinds:
-        if isinstance(kind := find_kind(name), MachineKind) and kind.is_here():
+        if isinstance(kind := find_kind(name), MachineKind) and _is_here(kind):
             return name, _attester(kind, collateral)
     if SIMULATED in kinds:
         return SIMULATED, lambda data: simulated.make(data, simulated_measurement(simulated_file, version))
     raise unavailable(f"this machine is no confidential guest of a kind that is asked for: {' or '.join(kinds)}")
 
 
+@deny_unexpected
+def _is_here(kind: MachineKind) -> bool:
+    return kind.is_here()
+
+
 def _attester(kind: MachineKind, collateral: Path | None) -> Attester:
-    return lambda report_data: kind.attest(report_data, collateral)
+    return deny_unexpected(lambda report_data: kind.attest(report_data, collateral))

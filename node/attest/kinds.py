@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Protocol, cast, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from dilocox.node.attest import simulated
 from dilocox.protocol.attestation import NVIDIA, SEV_SNP, SIMULATED, Claims, Evidence, GpuClaims
@@ -32,6 +32,7 @@ class Terms:
     """32 bytes that a GPU's report must carry; None: any."""
 
 
+@runtime_checkable
 class Kind(Protocol):
     """A verifier of one kind of evidence. It uses no network."""
 
@@ -75,12 +76,18 @@ def kind_names() -> tuple[str, ...]:
 def find_kind(name: str) -> Kind | None:
     """Return a kind, None if it is not installed. A plugin cannot replace the simulated kind; it is loaded for its own kinds alone.
 
-    Raises ConfigError if the plugin cannot be loaded.
+    Raises ConfigError if the plugin cannot be used.
     """
     if name == SIMULATED:
         return _Simulated()
     entry = plug_ins().get(name)
-    return None if entry is None else cast("Kind", call(entry))
+    if entry is None:
+        return None
+    if not isinstance(kind := call(entry), Kind):
+        raise ConfigError(
+            f"the plugin of evidence of kind {printable(name)!r} returns no kind. Install it again, or uninstall it"
+        )
+    return kind
 
 
 def missing(kinds: Iterable[str]) -> str:
@@ -99,6 +106,8 @@ def asked_kinds(settings: Attestation) -> tuple[str, ...]:
 
 
 def require_kinds(settings: Attestation) -> None:
-    """Raise ConfigError if the run asks for a kind that is not installed."""
+    """Raise ConfigError if the run asks for a kind that is not installed, or whose plugin cannot be used."""
     if lacking := missing(asked_kinds(settings)):
         raise ConfigError(f"the run asks for evidence, and {lacking}")
+    for kind in asked_kinds(settings):
+        find_kind(kind)

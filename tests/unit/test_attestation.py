@@ -291,6 +291,20 @@ def test_a_plugin_adds_a_kind_but_does_not_replace_the_simulated_one(monkeypatch
         attesters.choose_attester(("broken",), "1", None, None)
 
 
+@pytest.mark.parametrize("class_name", ["NoKind", "FailsToLook", "FailsToAttest", "FailsToBegin"])
+def test_a_plugin_that_fails_is_an_error_of_ours(class_name: str, monkeypatch: pytest.MonkeyPatch):
+    entry = EntryPoint("toy", f"tests.unit.test_attestation:{class_name}", kinds.GROUP)
+    monkeypatch.setattr(kinds, "plug_ins", lambda: {"toy": entry})
+    settings = Attestation(kinds=("toy",), measurements={"toy": ("aa" * 48,)})
+    if class_name in ("NoKind", "FailsToBegin"):
+        with pytest.raises(ConfigError, match="uninstall it"):
+            kinds.require_kinds(settings)
+        rejected(lambda: verify_evidence(Evidence("toy", b"good"), NOW), Code.INTERNAL)
+    else:
+        kinds.require_kinds(settings)
+        rejected(lambda: attesters.choose_attester(("toy",), "1", None, None)[1](b"data"), Code.INTERNAL)
+
+
 class Toy:
     """A kind of a careless plugin."""
 
@@ -309,6 +323,25 @@ class Toy:
         if evidence.blob == b"gpu":
             return GPU_CLAIMS
         return Claims("another" if evidence.blob == b"another" else "toy", ("aa" * 48,), bytes(64), now + 60)
+
+
+class NoKind:
+    pass
+
+
+class FailsToBegin(Toy):
+    def __init__(self) -> None:
+        raise RuntimeError("no device file")
+
+
+class FailsToLook(Toy):
+    def is_here(self) -> bool:
+        raise OSError("no device file")
+
+
+class FailsToAttest(Toy):
+    def attest(self, report_data: bytes, collateral: Path | None) -> Evidence:
+        raise TypeError("no bytes")
 
 
 def test_a_cpu_s_evidence_with_a_gpu_s_is_verified_by_both_kinds(monkeypatch: pytest.MonkeyPatch):
