@@ -52,6 +52,8 @@ def choose_attester(
             return name, _attester(kind, collateral)
     if SIMULATED in kinds:
         return SIMULATED, lambda data: simulated.make(data, simulated_measurement(simulated_file, version))
+    if not kinds:
+        raise unavailable("no kind of evidence of hardware is installed: install dilocox-tee")
     raise unavailable(f"this machine is no confidential guest of a kind that is asked for: {' or '.join(kinds)}")
 
 
