@@ -33,7 +33,8 @@ COPY transport transport
 COPY views views
 COPY cli cli
 COPY plugins/etcd plugins/etcd
-RUN pip install --no-cache-dir --no-deps --no-build-isolation . ./plugins/etcd && rm -rf /src/*
+COPY plugins/tee plugins/tee
+RUN pip install --no-cache-dir --no-deps --no-build-isolation . ./plugins/etcd ./plugins/tee && rm -rf /src/*
 
 USER dilocox
 WORKDIR /data

@@ -9,14 +9,14 @@ STAMP := $(VENV)/.installed
 setup: $(STAMP)
 
 # By version; with LOCK=deploy/ci-cpu.lock by hash, which is for one kind of machine.
-$(STAMP): pyproject.toml constraints.txt plugins/settlement/pyproject.toml plugins/zerog/pyproject.toml plugins/market/pyproject.toml plugins/etcd/pyproject.toml plugins/availability/pyproject.toml
+$(STAMP): pyproject.toml constraints.txt plugins/settlement/pyproject.toml plugins/zerog/pyproject.toml plugins/market/pyproject.toml plugins/etcd/pyproject.toml plugins/tee/pyproject.toml plugins/availability/pyproject.toml
 	@echo "installing what this needs into $(VENV): torch alone is 200 MB to fetch, so it takes some minutes the first time"
 	$(PYTHON) -m venv $(VENV)
 ifdef LOCK
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r $(LOCK)
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e . -e plugins/settlement -e plugins/zerog -e plugins/market -e plugins/etcd -e plugins/availability
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e . -e plugins/settlement -e plugins/zerog -e plugins/market -e plugins/etcd -e plugins/tee -e plugins/availability
 else
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' -e plugins/settlement -e plugins/availability
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' -e plugins/settlement -e plugins/tee -e plugins/availability
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -e plugins/zerog -e plugins/market -e plugins/etcd
 endif
 	touch $(STAMP)

@@ -48,8 +48,8 @@ class Outcome:
 
 
 def manifest(settings: Settings, steps: int, seed: int) -> Manifest:
-    arm = next(arm for arm in ARMS if arm.name == "DiLoCoX without overlap")
-    run = arm.manifest({**arm.choices[0], "compression": settings["compression"]}, steps, seed)
+    arm = ARMS["DiLoCoX without overlap"]
+    run = arm.manifest({**arm.rates, "compression": settings["compression"]}, steps, seed)
     rounds = run.rounds.model_copy(update={"count": steps, **settings.get("rounds", {})})  # as many as make the steps
     return Manifest.model_validate(run.model_copy(update={"rounds": rounds}).model_dump())
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bench.report import bench_parser, judge, table, write
-from dilocox.node.attest import nvidia, simulated, snp, tdx
+from dilocox.node.attest import simulated
 from dilocox.protocol.attestation import AttestationError, Evidence
-from tests.vendors import NOW, Amd, Gpu, Intel
+from dilocox_tee import nvidia, snp, tdx
+from plugins.tee.tests.vendors import NOW, Amd, Gpu, Intel
 
 __all__ = ["main"]
 

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from bench import adaptive as bench_adaptive
-from bench.arms import ARMS, HORIZON, RANK
+from bench.arms import Settings
 from bench.attacks import ATTACKS
-from bench.convergence import choice_text
 from bench.methods import TUNED
 from bench.pages import markdown, render
 from bench.poison import cells as of_poison
@@ -25,7 +24,6 @@ __all__ = ["FOLDER", "PAGE", "POISONED", "POISONING", "main", "page", "told"]
 
 DOCS = Path(__file__).parents[1] / "docs"
 FOLDER = DOCS / "results"
-WIKITEXT = "python -m bench.convergence --steps 200 --arms AllReduce,DiLoCoX,ours --data wikitext-2=DIR"
 PLAN = "`dilocox plan --paper`: three rows make the constants that were not published, the last one is foretold.\n\n"
 REPRODUCED = "\n![loss over time on the line](results/reproduce.png)\n"
 POISONING = DOCS / "poisoning.md"
@@ -47,43 +45,8 @@ def machine(result: dict[str, Any]) -> str:
     return f"{facts['cores']} cores, {facts['device']}, torch {facts['torch']}"
 
 
-def convergence(result: dict[str, Any], command: str, pictures: bool) -> str:
-    values = result["results"]
-    base = next(arm["loss"] for arm in values["arms"] if arm["arm"] == "AllReduce")
-    muon = next((arm["loss"] for arm in values["arms"] if arm["arm"] == "AllReduce, Muon"), None)
-    rows = [
-        [
-            f"**{arm['arm']}**" if arm["arm"].startswith("ours") else arm["arm"],
-            f"{arm['loss']:.4f}",
-            f"{arm['spread']:.4f}",
-            f"{arm['loss'] / base - 1:+.1%}",
-            "–" if muon is None else f"{arm['loss'] / muon - 1:+.1%}",
-            str(arm["horizon"]),
-            f"{arm['bits_per_parameter']:,.1f}",
-            choice_text(arm["choice"]),
-            arm["describe"],
-        ]
-        for arm in values["arms"]
-    ]
-    columns = [
-        "arm",
-        "loss",
-        "spread",
-        "over AllReduce",
-        "over AllReduce, Muon",
-        "H",
-        "bits/parameter sent",
-        "tuned",
-        "what it is",
-    ]
-    facts = f"{values['steps']} inner steps, {values['clusters']} clusters, {values['seeds']} seeds, data {values['source']}"
-    link = f"DiLoCoX's payload takes {values['ratio']:.2f} of its round"
-    text = f"`{command}` ({machine(result)}; {facts}; {link})\n\n{markdown(columns, rows)}\n"
-    if pictures:
-        text += (
-            "\n![loss over tokens](results/convergence-tokens.png)\n\n![loss over bytes](results/convergence-wire-bytes.png)\n"
-        )
-    return text
+def choice_text(choice: Settings) -> str:
+    return " ".join(f"{name}.{key}={value:g}" for name, section in choice.items() for key, value in section.items())
 
 
 def adaptive(result: dict[str, Any]) -> str:
@@ -91,24 +54,6 @@ def adaptive(result: dict[str, Any]) -> str:
     facts = f"{values['steps']} inner steps, {values['seeds']} seeds, synchronous, AdamW"
     shown = markdown(bench_adaptive.COLUMNS, [bench_adaptive.cells(row) for row in values["rows"]])
     return f"`python -m bench.adaptive` ({machine(result)}; {facts})\n\n{shown}\n"
-
-
-def distortion(result: dict[str, Any]) -> str:
-    rows = [[r["codec"], f"{r['bits']:.2f}", f"{r['adamw']:.3f}", f"{r['muon']:.3f}"] for r in result["results"]]
-    columns = ["codec", "bits/parameter", "error, AdamW", "error, Muon"]
-    return f"`python -m bench.distortion` ({machine(result)})\n\n{markdown(columns, rows)}\n"
-
-
-def unequal(result: dict[str, Any]) -> str:
-    values = result["results"]
-    base = values["rows"][0]["tokens"]
-    rows = [
-        [row["rule"], f"{row['loss']:.4f}", f"{row['spread']:.4f}", f"{row['tokens']:,}", f"{row['tokens'] / base:.2f}"]
-        for row in values["rows"]
-    ]
-    facts = f"one box of four is {values['slowdown']} times slower, the same time for all; {values['seeds']} seeds"
-    columns = ["a round ends", "loss", "spread", "tokens", "tokens / time"]
-    return f"`python -m bench.unequal` ({machine(result)}; {facts})\n\n{markdown(columns, rows)}\n"
 
 
 def study(result: dict[str, Any]) -> str:
@@ -175,15 +120,11 @@ POISONED = {"scored": partial(poisoning, SCORES.name), "scored-bias": partial(po
 
 SECTIONS: Sequence[tuple[str, str, Callable[[dict[str, Any]], str]]] = (
     ("The registered comparison", "study", study),
-    ("The arms", "convergence", lambda r: convergence(r, "python -m bench.convergence", True)),
-    ("The arms on WikiText", "convergence-text", lambda r: convergence(r, WIKITEXT, False)),
     ("The paper's table, measured", "reproduce", lambda r: tabled(r, "make reproduce") + REPRODUCED),
     ("How its rows were tuned", TUNED, settings),
     ("The clock beside real swarms", "clock", lambda r: tabled(r, "python -m bench.clock")),
     ("One exchange", "exchange", lambda r: tabled(r, "python -m bench.exchange")),
-    ("What a codec loses of one pseudo-gradient", "distortion", distortion),
     ("Adaptive compression", "adaptive", adaptive),
-    ("Unequal boxes", "unequal", unequal),
 )
 """Of the page: each has a bench, whose results it is made of."""
 
@@ -199,18 +140,14 @@ def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     results = told(RESULTS, FOLDER)
     for name, result in results.items():
-        if isinstance(values := result["results"], dict) and "arms" in values:
-            for arm in values["arms"]:
-                arm.pop("curves", None)
         (FOLDER / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
     keep_runs(of_study_runs.kept(), of_study_runs.RUNS, of_study_runs.KEPT)
     keep_runs(of_poison.kept(), of_poison.CELLS, of_poison.KEPT)
     POISONING.write_text(render(POISONING.read_text(), POISONED))
-    for picture in ("convergence-tokens.png", "convergence-wire-bytes.png", "reproduce.png"):
-        if (made := RESULTS / picture).exists():
-            shutil.copy(made, FOLDER / picture)
+    if (made := RESULTS / "reproduce.png").exists():
+        shutil.copy(made, FOLDER / made.name)
     PAGE.write_text(page(results))
-    print(f"wrote {PAGE} ({len(ARMS)} arms are defined; reference rank {RANK}, H {HORIZON})")
+    print(f"wrote {PAGE}")
 
 
 if __name__ == "__main__":

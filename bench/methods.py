@@ -47,6 +47,7 @@ OURS: Settings = {
     "compression": SHORT.compression.model_dump(),
     "rounds": SHORT.rounds.model_dump(include={"overlap", "lead_weight"}),
 }
+TOY = ARMS["AllReduce"]
 STUDIED_CELL = Cell("large", 4, 1200, 0.016)
 """Of bench.study: of as large a model, with the nearest bits and length. Ours is its arm DENSE."""
 DRAWN_SHARE = 0.2
@@ -161,7 +162,7 @@ class Scale:
 
     @property
     def model(self) -> Manifest:
-        return load_preset(self.preset) if self.preset else ARMS[0].manifest({}, self.steps, 0, self.text)
+        return load_preset(self.preset) if self.preset else TOY.manifest({}, self.steps, 0, self.text)
 
     def bits_per_second(self) -> float:
         """On which a ring of 16-bit gradients takes as many steps' time as in the published run."""
@@ -173,8 +174,7 @@ class Scale:
 
     def manifest(self, method: Method, settings: Settings | None = None) -> Manifest:
         """`settings`: instead of those that are chosen."""
-        arm = next((arm for arm in ARMS if arm.name == method.arm), ARMS[0])
-        merged = arm.manifest(won(method.arm), self.steps, 0, self.text).model_dump(exclude_none=True)
+        merged = ARMS.get(method.arm, TOY).manifest(won(method.arm), self.steps, 0, self.text).model_dump(exclude_none=True)
         if self.preset:
             merged["model"] = {**self.model.model.model_dump(exclude_none=True), "stages": 1}
             size = self.model.training
@@ -209,13 +209,12 @@ class Scale:
 
 
 def won(arm: str) -> Settings:
-    """The best of the arm's sweep of bench.convergence, or of its draws in the study's cell, as docs/results has them."""
+    """Return the best settings of the arm's sweep, or of its draws in the study's cell, as docs/results has them."""
     if arm == DENSE:
         cells = json.loads((FOLDER / "study.json").read_text())["results"]["cells"]
         rows = next(cell["rows"] for cell in cells if cell["name"] == STUDIED_CELL.name)
         return Choice(**next(row["tuned"]["choice"] for row in rows if row["arm"] == arm)).settings()
-    arms = json.loads((FOLDER / "convergence.json").read_text())["results"]["arms"]
-    return next(each["choice"] for each in arms if each["arm"] == arm)
+    return ARMS[arm].rates
 
 
 def chosen(scale: Scale, method: Method) -> Settings:

@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError, Message
 
 from bench.sections import toml_value
 from dilocox.coordinator.store import StoreError, StoreRefusedError
-from dilocox.node.attest import attesters, certificates, nvidia, simulated, snp, tdx
+from dilocox.node.attest import simulated
 from dilocox.node.boxes.link import ClusterLink
 from dilocox.node.outer import checkpoint
 from dilocox.node.own import OwnStatements
@@ -45,9 +45,10 @@ from dilocox.transport.data_directory import DataDirectory, format_identity, loa
 from dilocox.transport.presence import Directory, cached_records
 from dilocox.views.http import wrong_address
 from dilocox_etcd.client import Etcd, open_answer
+from dilocox_tee import certificates, machine, nvidia, snp, tdx
+from plugins.tee.tests.vendors import NOW, Amd, Gpu, Intel, pem
 from tests.helpers import COORDINATOR, Table, digest, identity, manifest
 from tests.property.test_payload import random_payload
-from tests.vendors import NOW, Amd, Gpu, Intel, pem
 
 __all__ = ["Target", "statements", "targets"]
 
@@ -384,7 +385,7 @@ def _hardware() -> list[Target]:
         Target("AMD report", [platform.blob], same(verify_amd, platform, "blob"), denied, DISK),
         Target("AMD report, its fields", [platform.blob], snp.parse, denied),
         Target("AMD certificate", [platform.certs[0]], same(verify_amd, platform, "certs"), denied, DISK),
-        Target("AMD certificate table", [table], attesters.certificate_table, ()),
+        Target("AMD certificate table", [table], machine.certificate_table, ()),
         Target("GPU report", [card.blob], same(verify_gpu, card, "blob"), denied, DISK),
         Target("GPU certificate", [card.certs[0]], same(verify_gpu, card, "certs"), denied, DISK),
         Target("TDX quote", [quote.blob], same(verify_tdx, quote, "blob"), denied, DISK),

@@ -2,8 +2,8 @@
 
 What a row is (its H, lead and codec) is not tuned here: bench/methods.py says how ours came to them.
 
-    settings   what won the row's sweep of bench.convergence (of ours, its draws of bench.study), draws that are the same for all
-               rows, and further ones while a rate of the best is the largest or the smallest that was tried
+    settings   the rates of bench/arms.py (of ours, the best of its draws in bench.study), draws that are the same for all rows,
+               and further ones while a rate of the best is the largest or the smallest that was tried
     measured   the loss at a run's end, of another seed than the table's and of held-out sequences that are none of the table's
 """
 

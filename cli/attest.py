@@ -24,12 +24,11 @@ from dilocox.cli.common import (
     read_run,
 )
 from dilocox.cli.exits import Exit
-from dilocox.node.attest import nvidia, snp, tdx
 from dilocox.node.attest import simulated as simulated_kind
-from dilocox.node.attest.attesters import PROVIDERS, choose_attester
-from dilocox.node.attest.verify import verifiers, verify_evidence
+from dilocox.node.attest.attesters import choose_attester
+from dilocox.node.attest.kinds import MachineKind, Terms, find_kind, kind_names, missing
+from dilocox.node.attest.verify import verify_alone
 from dilocox.protocol.attestation import (
-    NVIDIA,
     REPORT_DATA_BYTES,
     SIMULATED,
     AttestationError,
@@ -39,6 +38,7 @@ from dilocox.protocol.attestation import (
     GpuClaims,
     Policy,
     Verdict,
+    deny_unexpected,
 )
 from dilocox.transport.files import NAMED_BYTES, read_at_most
 
@@ -89,7 +89,7 @@ def peer(
 
 def _of_this_machine(simulated: bool, simulated_measurement: Path | None) -> dict[str, Any]:
     """Return what this machine would show. It needs no certificates."""
-    kinds = (SIMULATED,) if simulated else tuple(PROVIDERS.values())
+    kinds = (SIMULATED,) if simulated else tuple(name for name in kind_names() if isinstance(find_kind(name), MachineKind))
     try:
         kind, attester = choose_attester(kinds, metadata.version("dilocox"), simulated_measurement, None)
         evidence = attester(bytes(REPORT_DATA_BYTES))
@@ -99,18 +99,16 @@ def _of_this_machine(simulated: bool, simulated_measurement: Path | None) -> dic
     return {"ok": True, "kind": kind, "measurement": ":".join(measured), "gpus": len(evidence.gpu)}
 
 
+@deny_unexpected
 def measurement_of(evidence: Evidence) -> tuple[str, ...]:
     """Read off the evidence without checking it."""
-    if evidence.kind == SIMULATED:
-        return simulated_kind.verify(evidence, 0).measurement
-    if evidence.kind == snp.KIND:
-        return (snp.parse(evidence.blob).measurement.hex(),)
-    return tdx.registers(evidence.blob)
+    kind = find_kind(evidence.kind)
+    return kind.measurement(evidence) if isinstance(kind, MachineKind) else simulated_kind.verify(evidence, 0).measurement
 
 
 @app.command("verify")
 def verify(
-    kind: Annotated[str, typer.Option(help="tdx, sev-snp, nvidia, simulated, or a plug-in's.")],
+    kind: Annotated[str, typer.Option(help="simulated, or a plugin's: dilocox-tee has tdx, sev-snp and nvidia.")],
     blob: Annotated[Path, typer.Option(help="Quote or report: raw, hexadecimal or base64.")],
     certs: Annotated[list[Path] | None, typer.Option(help="PEM or DER certificates, any order.")] = None,
     collateral: Annotated[Path | None, typer.Option(help="TDX: the collateral's JSON.")] = None,
@@ -122,17 +120,14 @@ def verify(
     """Verify evidence on disk, offline: claims and exit 0, or the reject code and exit 1."""
     moment = int(time.time()) if now is None else now
     settings = read_run(policy).attestation if policy else None
+    if lacking := missing([kind]):
+        fail(f"--kind {kind}", Exit.USAGE, lacking)
     facts: dict[str, Any]
     try:
         parts = tuple(_read(path) for path in certs or ())
         evidence = Evidence(kind, decode_blob(_read(blob)), parts, _read(collateral) if collateral else b"")
         statuses = settings.tcb_statuses if settings else ("UpToDate",)
-        if kind == NVIDIA:
-            claims: Claims | GpuClaims = nvidia.verify(evidence, moment, _hexadecimal(nonce) if nonce else None)
-        elif kind in verifiers():
-            claims = verify_evidence(evidence, moment, statuses)
-        else:
-            fail(f"no verifier for kind {kind}", Exit.USAGE, f"one of: {', '.join([*verifiers(), NVIDIA])}")
+        claims = verify_alone(evidence, moment, Terms(statuses, _hexadecimal(nonce) if nonce else None))
         facts = {"ok": True, "code": Code.OK, "kind": kind, **_plain(claims)}
         if settings is not None:
             facts.update(_appraise(settings, claims, moment))

@@ -19,6 +19,7 @@ from dilocox.cli.loop import live
 from dilocox.cli.options import DaemonOptions, StoreOptions, grouped
 from dilocox.cli.seed_state import compute_state
 from dilocox.coordinator.daemon import CoordinatorSettings, run_coordinator
+from dilocox.node.attest.kinds import require_kinds
 from dilocox.node.attest.verify import appraise
 from dilocox.protocol.corpus import check_fits
 from dilocox.protocol.errors import ConfigError
@@ -65,6 +66,7 @@ def coordinator(
         signer = manifest.coordinator
 
     _look_at(manifest)
+    require_kinds(manifest.attestation)
 
     settings = CoordinatorSettings(
         manifest=manifest,

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 
@@ -17,27 +18,25 @@ __all__ = ["main"]
 DEPLOY = Path(__file__).parent
 ROOT = DEPLOY.parent
 ONLY_CUDA = re.compile(r"(nvidia-|cuda-|triton)")
-WITH_PACKAGES = {"settlement": ("test",), "availability": ()}
-"""Plugins whose packages are in the locks for CI, with the extras of each that tests need."""
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 
-def plugin_requirements() -> str:
-    """Return the requirements of plugins and their tests, one a line: the gate compiles contracts, and makes erasure shards."""
-    wanted: list[str] = []
-    for name, extras in WITH_PACKAGES.items():
-        project = tomllib.loads((ROOT / "plugins" / name / "pyproject.toml").read_text())["project"]
-        wanted += project["dependencies"]
-        wanted += [each for extra in extras for each in project["optional-dependencies"][extra]]
-    return "\n".join(each for each in wanted if not each.startswith("dilocox"))
+def plugin_requirements(name: str, *extras: str) -> list[str]:
+    """Return the requirements of a plugin that are not of this project."""
+    project = tomllib.loads((ROOT / "plugins" / name / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *(each for extra in extras for each in project["optional-dependencies"][extra])]
+    return [each for each in wanted if not each.startswith("dilocox")]
 
 
-def compiled(*sources: str) -> list[str]:
-    """A requirement with its hashes each, by name; for every Python that we support, and to build with."""
-    arguments = ["pyproject.toml", *sources, "-c", "constraints.txt", "--generate-hashes", "--universal"]
+def compiled(requirements: Sequence[str], *options: str) -> list[str]:
+    """Return the project's requirements and these, each with its hashes, by name: for every Python that we support."""
     quiet = ["--no-annotate", "--no-header", "--quiet"]
-    command = [sys.executable, "-m", "uv", "pip", "compile", *arguments, *quiet]
-    found = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    with tempfile.NamedTemporaryFile("w", suffix=".in") as more:
+        more.write("\n".join(requirements))
+        more.flush()
+        arguments = ["pyproject.toml", more.name, *options, "-c", "constraints.txt", "--generate-hashes", "--universal", *quiet]
+        command = [sys.executable, "-m", "uv", "pip", "compile", *arguments]
+        found = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
     return [entry.rstrip() for entry in re.split(r"\n(?=\S)", found.stdout.strip())]
 
 
@@ -54,11 +53,11 @@ def cpu_wheel_hashes(torch: str) -> list[str]:
 
 
 def main() -> None:
-    with tempfile.NamedTemporaryFile("w", suffix=".in") as requirements:
-        requirements.write(plugin_requirements())
-        requirements.flush()
-        everything = compiled(requirements.name, "--extra=dev")
-    image = compiled()
+    of_image = plugin_requirements("tee")
+    # The gate compiles and runs the contract of settlement, and makes erasure shards.
+    of_tests = [*of_image, *plugin_requirements("settlement", "test"), *plugin_requirements("availability")]
+    everything = compiled(of_tests, "--extra=dev")
+    image = compiled(of_image)
     torch = next(entry for entry in image if entry.startswith("torch=="))
     hashes = [f"--hash=sha256:{digest}" for digest in cpu_wheel_hashes(torch)]
     with_cpu = " \\\n    ".join([torch.split()[0], *hashes])

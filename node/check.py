@@ -9,6 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dilocox.node.attest.kinds import asked_kinds, missing
 from dilocox.node.boxes.link import address_on, exposed
 from dilocox.node.data.check import check_corpus, check_whole, must_bring_own
 from dilocox.node.disk import disk_bytes, held_bytes, written
@@ -77,7 +78,7 @@ class Here:
 
 
 def of_machine(manifest: Manifest, here: Here) -> Iterator[Finding]:
-    """Look at disk, port and data; of a node also at devices and memory, erasure shards, and the interface of a cluster."""
+    """Yield findings of disk, port and data; of a node also of devices, memory, plugins, and the interface of a cluster."""
     if here.role is Role.NODE:
         shards = None
         try:
@@ -86,6 +87,8 @@ def of_machine(manifest: Manifest, here: Here) -> Iterator[Finding]:
             do = "install it before you join: no node of this run starts without"
             yield Finding(Level.WRONG, "availability", str(error), do)
         yield from of_room(manifest, here.home, here.devices, here.accepts_wear, shards)
+        if lacking := missing(asked_kinds(manifest.attestation)):
+            yield Finding(Level.WRONG, "attestation.kinds", lacking, "install it beside dilocox, and check again")
         if shards is not None:
             yield from shards.findings()
     else:

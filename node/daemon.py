@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from dilocox.node.api.server import Sources, create_node_app
 from dilocox.node.attendance import Attendance
 from dilocox.node.attest.attesters import choose_attester, no_attester
+from dilocox.node.attest.kinds import require_kinds
 from dilocox.node.attest.prover import Challenger, Prover, prove
 from dilocox.node.boxes.lead_line import LeadLine, hello_of
 from dilocox.node.boxes.link import address_on, exposed
@@ -378,10 +379,14 @@ async def _leave(workers: Workers, attendance: Attendance, kind: object, error: 
 
 
 def prover_for(settings: NodeSettings, home: DataDirectory, manifest: Manifest) -> Prover | None:
-    """Return this machine's prover, if the run requires evidence. The coordinator rejects a machine without any."""
+    """Return this machine's prover, if the run requires evidence. The coordinator rejects a machine without any.
+
+    Raises ConfigError if a kind that the run requires is not installed.
+    """
     kinds = manifest.attestation.kinds
     if not kinds:
         return None
+    require_kinds(manifest.attestation)
     version = metadata.version("dilocox")
     try:
         kind, attester = choose_attester(kinds, version, settings.simulated_measurement, settings.collateral)

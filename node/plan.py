@@ -74,8 +74,10 @@ MADE_FOR = {
 """Machines by preset. The smallest are for CPUs; the last is the published run's."""
 
 DELAY_COST = 0.16
-"""Extra tokens to reach the same loss, as a share, when a commit arrives a whole phase late: of sparse payloads and half the lead,
-by bench/convergence.py. Waiting for it costs a whole one, so what is made of this does not hang on its digits."""
+"""Extra tokens to reach the same loss, as a share, when a commit arrives a whole phase late.
+
+One comparison measured 0.161 with sparse payloads and half the lead (docs/results.md); it is not kept. Waiting for the commit
+costs 1.0, so the advice does not depend on the digits."""
 
 PEAKS = {"a100": 312e12, "a800": 312e12, "h100": 989e12, "h200": 989e12, "l40s": 362e12, "4090": 165e12, "3090": 71e12}
 """Dense bfloat16 operations per second with float32 sums, by NVIDIA's data sheets."""

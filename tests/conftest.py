@@ -14,6 +14,7 @@ import pytest
 from hypothesis import settings
 
 from dilocox.cli import verbs
+from dilocox.node.attest import kinds
 from dilocox.node.testnet import ANY_PORTS
 
 _frames = sys.getrecursionlimit()
@@ -102,6 +103,9 @@ def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Insta
     folder.mkdir()
     distributions = importlib.metadata.distributions
     monkeypatch.setattr(importlib.metadata, "distributions", lambda: distributions(path=[str(folder)]))
-    verbs.plugins.cache_clear()
+    caches = (verbs.plugins, kinds.plug_ins)
+    for cache in caches:
+        cache.cache_clear()
     yield Installed(folder)
-    verbs.plugins.cache_clear()
+    for cache in caches:
+        cache.cache_clear()

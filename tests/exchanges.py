@@ -14,6 +14,16 @@ from dilocox.node.starts import Starts
 from dilocox.protocol.manifest import Manifest
 
 
+class Nobody:
+    """A directory that knows no peer."""
+
+    async def look_up(self, peer: str) -> None:
+        pass
+
+    async def find(self, peer: str) -> None:
+        return None
+
+
 @dataclass(frozen=True)
 class Exchange:
     manifest: Manifest

@@ -5,16 +5,18 @@ import hashlib
 import os
 import re
 import select
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
 from bench.sections import merge, model_section
 from dilocox.protocol import chain, events, round, rules
 from dilocox.protocol.allowed import annotated, section_of
+from dilocox.protocol.attestation import AttestationError, Code
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.head import Head, initial_head, resting_on
 from dilocox.protocol.manifest import Manifest
@@ -24,6 +26,9 @@ from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.standing import by_standing
 from dilocox.protocol.telling import Telling
 from dilocox.transport.serve import PeerService
+
+if TYPE_CHECKING:
+    import pytest
 
 COORDINATOR = Identity(b"\xc0" * 32)
 HEARS_CTRL_C = ("env", "--default-signal=INT")
@@ -379,3 +384,35 @@ class Family:
 def serve_also(service: PeerService, **changes: Any) -> None:
     """Have a server serve what it serves, with these changes."""
     service.serve(replace(service.run, **changes))
+
+
+def rejected(call: Callable[[], object], code: Code) -> str:
+    """Return why evidence is rejected. It must be, with this code."""
+    refused: AttestationError | None = None
+    try:
+        call()
+    except AttestationError as error:
+        refused = error
+    assert refused is not None, f"it was accepted, where {code} was expected"
+    assert refused.code == code, refused.detail
+    return refused.cause
+
+
+def flipped(raw: bytes, seed: int) -> bytes:
+    """Return bytes with one bit flipped."""
+    mutated = bytearray(raw)
+    bit = seed * 2654435761 % (8 * len(raw))
+    mutated[bit // 8] ^= 1 << bit % 8
+    return bytes(mutated)
+
+
+def dilocox(monkeypatch: "pytest.MonkeyPatch", *words: object) -> int:
+    """Run the command with these words in this process, and return its exit code."""
+    from dilocox.cli import main as cli
+
+    monkeypatch.setattr(sys, "argv", ["dilocox", *map(str, words)])
+    try:
+        cli.main()
+    except SystemExit as left:
+        return int(left.code or 0)
+    raise AssertionError("the command did not exit")

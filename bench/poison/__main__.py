@@ -1,4 +1,4 @@
-"""What hostile clusters do to a model, by attack and defence: `python -m bench.poison [--quick] [--own-data] [--check]`.
+"""What hostile clusters do to a model, by attack and defence: `python -m bench.poison [--quick] [--check]`.
 
 Real trainers and codecs in the lab, whose counting and apply are the product's; hostile payloads (bench/attacks.py) pass what
 voters check, or are refused. A defence is what a manifest chooses, each one more than the one before (design.py). Finished cells
@@ -12,17 +12,14 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import product
 from typing import Any
 
 from bench.poison.cells import run_all
-from bench.poison.design import ARRIVAL, BIAS, CODECS, DEFENCES, FULL, QUICK, SCORED, TENSORS, Setting
-from bench.poison.report import UNJUST, complete, judged, losses, missed, missed_by_scores, say
-from bench.report import bench_parser, judge, table, write
+from bench.poison.design import CODECS, DEFENCES, FULL, QUICK, SCORED, Setting
+from bench.poison.report import complete, judged, losses, missed, missed_by_scores, say
+from bench.report import bench_parser, judge, write
 
 __all__ = ["main"]
-
-COUNTED = ("contributions", "refused", "scores", "against")
 
 
 @dataclass(frozen=True)
@@ -49,12 +46,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         QUICK, clusters=options.clusters, hostile=options.hostile, codec=options.codec, steps=options.steps, seeds=options.seeds
     )
     settings = [quick] if options.quick else FULL
-    if options.own_data:
-        own_data(settings)
-        return
-    if options.slow_boxes:
-        judge(slow(settings), options.check)
-        return
     from bench.attacks import ATTACKS
 
     attacks = [attack.name for attack in ATTACKS if not options.attacks or attack.name in ("nobody", *options.attacks)]
@@ -77,10 +68,6 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=int, default=QUICK.seeds, help="of the quick setting")
     parser.add_argument("--defences", nargs="+", choices=[each.name for each in DEFENCES], help="only these columns")
     parser.add_argument("--attacks", nargs="+", help="only these rows, and nobody's")
-    parser.add_argument("--own-data", action="store_true", help="what a contribution does on its own samples and on others")
-    parser.add_argument(
-        "--slow-boxes", action="store_true", help="whether the honest work of slower and of faster clusters is told from harm"
-    )
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no run after so many")
     parser.add_argument("--processes", type=int, default=2, help="runs at a time")
     return parser
@@ -102,47 +89,6 @@ def report(plan: Plan, setting: Setting) -> tuple[dict[str, Any], list[str]]:
     unscored = losses(setting, ["nobody"], [SCORED[d] for d in known if d in SCORED])["nobody"]
     sentences += missed_by_scores(setting, found, votes, {d: unscored[SCORED[d]] for d in votes["nobody"]})
     return {"setting": asdict(setting), "losses": found, "votes": votes}, sentences
-
-
-def own_data(settings: Sequence[Setting]) -> None:
-    """Mean difference of gains, its standard error, and the standard deviation of one measurement."""
-    from bench.own_data import differences, summary
-
-    for setting in settings:
-        cells = setting.cells("nobody", TENSORS.name)
-        found = [
-            each for cell in cells for each in differences(cell.manifest(), cell.clusters, ARRIVAL, cell.text.folder, cell.seed)
-        ]
-        print(f"\ngain on its own samples less that on others, nats per token; {setting.title}")
-        rows = [
-            [name, str(len(values)), *(f"{value:.5f}" for value in summary(values))]
-            for name, values in (
-                ("its author's", [each.own for each in found]),
-                ("who copied it", [each.copied for each in found]),
-            )
-        ]
-        table(["samples of", "measured", "mean", "standard error", "standard deviation"], rows)
-
-
-def slow(settings: Sequence[Setting]) -> list[str]:
-    """The bars that do not hold. Nobody is hostile: of settings that differ by that one is enough."""
-    from bench.slow_boxes import FASTER, SLOWER, slow_boxes
-
-    sentences = list[str]()
-    kinds = {"two of them slower": SLOWER, "one of them faster": FASTER}
-    for setting, kind in product((each for each in settings if each.hostile == 1), kinds):
-        runs = [slow_boxes(cell, kinds[kind]) for cell in setting.cells("nobody", BIAS.name)]
-        by_speed = [
-            (of[0].speed, *(sum(getattr(each, name) for each in of) for name in COUNTED)) for of in zip(*runs, strict=True)
-        ]
-        print(f"\n{setting.clusters} honest clusters, {kind}; {setting.codec} payloads, {setting.length}")
-        table(["speed", "contributions", "refused", "scores", "that find harm"], [list(map(str, row)) for row in by_speed])
-        sentences += [
-            f"{setting.clusters} clusters, {kind}, {setting.codec}: {refused} of {count} at {speed:g} of the speed are refused"
-            for speed, count, refused, *_ in by_speed
-            if refused > UNJUST * count
-        ]
-    return sentences
 
 
 if __name__ == "__main__":

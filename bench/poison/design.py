@@ -33,7 +33,6 @@ __all__ = [
 HORIZON = 5
 ARRIVAL = 2
 """Inner step at which a commit arrives."""
-_BY_ARM = {arm.name: arm for arm in ARMS}
 _PRESET = load_preset("tiny").model_dump(exclude_none=True)
 DENSE: Settings = {
     "training": {key: _PRESET["training"][key] for key in ("optimizer", "muon_momentum")},
@@ -43,12 +42,13 @@ DENSE: Settings = {
 }
 """As presets of short runs have it; coded, as it was when the runs that are kept were made: the same values, in fewer bytes."""
 AVERAGING: Settings = {"outer": {"learning_rate": 1.0, "momentum": 0.0}}
+MUON_RATES: Settings = {"training": {"learning_rate": 3e-3, "muon_learning_rate": 0.02}}
 CODECS: dict[str, tuple[Arm, Settings]] = {
-    "sparse": (_BY_ARM["ours"], AVERAGING),
-    "low rank": (_BY_ARM["DiLoCoX"], AVERAGING),
-    "dense": (replace(_BY_ARM["ours"], settings=DENSE), {}),
+    "sparse": (replace(ARMS["sparse, Muon"], rates=MUON_RATES), AVERAGING),
+    "low rank": (ARMS["DiLoCoX"], AVERAGING),
+    "dense": (Arm(DENSE, MUON_RATES), {}),
 }
-"""Of each kind of payloads the arm of bench/arms.py, and what is said on top of its settings and first choice."""
+"""By kind of payload: the algorithm, and the settings on top of its own."""
 SMALL: Settings = {
     "model": {"hidden_size": 64, "intermediate_size": 128, "sequence_length": 32},
     "data": {"evaluation_sequences": 128},
@@ -130,13 +130,12 @@ class Cell:
 
     def manifest(self) -> Manifest:
         arm, on_top = CODECS[self.codec]
-        arm = replace(arm, horizon=HORIZON)
         choice: dict[str, dict[str, Any]] = {}
         model: Settings = {"model": {"num_hidden_layers": self.layers}}
-        for settings in (arm.settings, arm.choices[0], SMALL, model, on_top, self.defended.settings):
+        for settings in (arm.settings, arm.rates, SMALL, model, on_top, self.defended.settings):
             for section, values in settings.items():
                 choice.setdefault(section, {}).update(values)
-        run = arm.manifest(choice, self.steps, self.seed, self.text)
+        run = arm.manifest(choice, self.steps, self.seed, self.text, HORIZON)
         return run if self.defended.bounds_rms else Unbounded.model_validate(run.model_dump())
 
     @property

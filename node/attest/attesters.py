@@ -1,22 +1,14 @@
-"""Evidence of this machine: the CPU's through Linux's TSM reports, the GPUs' through NVML. Unavailable when there is none; never a
-fake."""
+"""Evidence of this machine: what it can show of the kinds that a run admits."""
 
-import ctypes
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from tempfile import mkdtemp
 
 from dilocox.node.attest import simulated
-from dilocox.protocol.attestation import NVIDIA, SIMULATED, AttestationError, Code, Evidence, gpu_nonce
+from dilocox.node.attest.kinds import MachineKind, find_kind
+from dilocox.protocol.attestation import SIMULATED, AttestationError, Code, Evidence, deny_unexpected
 from dilocox.protocol.crypto import sha256
 
-__all__ = ["Attester", "choose_attester"]
-
-TSM = Path("/sys/kernel/config/tsm/report")
-"""Linux 6.7 and later: a folder made here is a report request (Documentation/ABI/testing/configfs-tsm)."""
-PROVIDERS = {"tdx_guest": "tdx", "sev_guest": "sev-snp"}
-NVML_CERT_CHAIN_BYTES, NVML_REPORT_BYTES = 0x1000, 0x2000
+__all__ = ["Attester", "choose_attester", "no_attester", "simulated_measurement"]
 
 Attester = Callable[[bytes], Evidence]
 """Report data (64 bytes) -> evidence. Blocking. Raises AttestationError, with Code.UNAVAILABLE where there is no such hardware."""
@@ -24,118 +16,6 @@ Attester = Callable[[bytes], Evidence]
 
 def unavailable(reason: str) -> AttestationError:
     return AttestationError(Code.UNAVAILABLE, reason)
-
-
-def tsm_provider(root: Path = TSM) -> str | None:
-    """The CPU kind of this guest; None where it is no confidential guest."""
-    try:
-        entry = Path(mkdtemp(prefix="dilocox-", dir=root))
-    except OSError:
-        return None
-    try:
-        return PROVIDERS.get((entry / "provider").read_text().strip())
-    except OSError:
-        return None
-    finally:
-        _remove(entry)
-
-
-def _remove(entry: Path) -> None:
-    try:
-        entry.rmdir()
-    except OSError:
-        pass
-
-
-def tsm_evidence(report_data: bytes, kind: str, root: Path = TSM, collateral: Path | None = None) -> Evidence:
-    """A fresh report with this report data. `collateral`: the file TDX verifiers need, kept fresh by the operator."""
-    try:
-        entry = Path(mkdtemp(prefix="dilocox-", dir=root))
-    except OSError as error:
-        raise unavailable(f"no TSM reports under {root}: not a confidential guest, or configfs is not mounted") from error
-    try:
-        (entry / "inblob").write_bytes(report_data)
-        provider = (entry / "provider").read_text().strip()
-        if PROVIDERS.get(provider) != kind:
-            raise unavailable(f"this guest's reports come from {provider}, not from {kind}")
-        blob = (entry / "outblob").read_bytes()
-        auxiliary = entry / "auxblob"
-        certs = certificate_table(auxiliary.read_bytes()) if kind == "sev-snp" and auxiliary.exists() else ()
-        generation = (entry / "generation").read_text().strip()
-        if generation != "1":
-            raise unavailable("another process used this report request")
-        return Evidence(kind, blob, certs, collateral.read_bytes() if collateral else b"")
-    except OSError as error:
-        raise unavailable(f"the report could not be made: {error}") from error
-    finally:
-        _remove(entry)
-
-
-def certificate_table(raw: bytes) -> tuple[bytes, ...]:
-    """DER certificates of AMD's table: entries of GUID (16), offset (4), length (4) until a zero GUID."""
-    found = []
-    for start in range(0, len(raw) - 24, 24):
-        entry = raw[start : start + 24]
-        if not any(entry[:16]):
-            break
-        offset, size = int.from_bytes(entry[16:20], "little"), int.from_bytes(entry[20:24], "little")
-        found.append(raw[offset : offset + size])
-    return tuple(found)
-
-
-class _Report(ctypes.Structure):
-    """nvmlConfComputeGpuAttestationReport_t."""
-
-    _fields_ = (
-        ("is_cec_present", ctypes.c_uint),
-        ("nonce", ctypes.c_ubyte * 32),
-        ("report_size", ctypes.c_uint),
-        ("cec_size", ctypes.c_uint),
-        ("report", ctypes.c_ubyte * NVML_REPORT_BYTES),
-        ("cec", ctypes.c_ubyte * 0x1000),
-    )
-
-
-class _Chain(ctypes.Structure):
-    """nvmlConfComputeGpuCertificate_t."""
-
-    _fields_ = (
-        ("chain_size", ctypes.c_uint),
-        ("attestation_chain_size", ctypes.c_uint),
-        ("chain", ctypes.c_ubyte * NVML_CERT_CHAIN_BYTES),
-        ("attestation_chain", ctypes.c_ubyte * 0x1400),
-    )
-
-
-def gpu_evidence(nonce: bytes) -> tuple[Evidence, ...]:
-    """One report per GPU in confidential mode."""
-    try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError as error:
-        raise unavailable("no NVIDIA driver here") from error
-    if nvml.nvmlInit_v2():
-        raise unavailable("NVML does not start")
-    try:
-        count = ctypes.c_uint()
-        _nvml(nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)), "count GPUs")
-        return tuple(_gpu_report(nvml, index, nonce) for index in range(count.value))
-    finally:
-        nvml.nvmlShutdown()
-
-
-def _gpu_report(nvml: ctypes.CDLL, index: int, nonce: bytes) -> Evidence:
-    handle, report, chain = ctypes.c_void_p(), _Report(), _Chain()
-    _nvml(nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)), f"open GPU {index}")
-    report.nonce[:] = nonce
-    _nvml(nvml.nvmlDeviceGetConfComputeGpuAttestationReport(handle, ctypes.byref(report)), f"get the report of GPU {index}")
-    _nvml(nvml.nvmlDeviceGetConfComputeGpuCertificate(handle, ctypes.byref(chain)), f"get the certificates of GPU {index}")
-    certificates = bytes(chain.attestation_chain[: chain.attestation_chain_size])
-    return Evidence(NVIDIA, bytes(report.report[: report.report_size]), (certificates,))
-
-
-def _nvml(status: int, what: str) -> None:
-    if status:
-        raise unavailable(f"NVML could not {what}: error {status}")
 
 
 def simulated_measurement(path: Path | None, version: str) -> bytes:
@@ -161,20 +41,26 @@ def no_attester(error: AttestationError) -> Attester:
 
 
 def choose_attester(
-    kinds: tuple[str, ...], version: str, simulated_file: Path | None, collateral: Path | None
+    kinds: Sequence[str], version: str, simulated_file: Path | None, collateral: Path | None
 ) -> tuple[str, Attester]:
-    """The kind this machine can give among those the run admits, and how. Raises AttestationError (unavailable)."""
-    provider = tsm_provider()
-    if provider in kinds:
-        assert provider is not None
+    """Return the first of the kinds that this machine can show, and its attester.
 
-        def hardware(report_data: bytes) -> Evidence:
-            evidence = tsm_evidence(report_data, provider, collateral=collateral)
-            gpus = gpu_evidence(gpu_nonce(report_data)) if os.path.exists("/proc/driver/nvidia/gpus") else ()
-            return Evidence(evidence.kind, evidence.blob, evidence.certs, evidence.collateral, gpus)
-
-        return provider, hardware
+    Raises AttestationError (unavailable, or internal if a plugin fails), and ConfigError if a plugin cannot be used.
+    """
+    for name in kinds:
+        if isinstance(kind := find_kind(name), MachineKind) and _is_here(kind):
+            return name, _attester(kind, collateral)
     if SIMULATED in kinds:
         return SIMULATED, lambda data: simulated.make(data, simulated_measurement(simulated_file, version))
-    found = f"this guest is {provider}" if provider else "this machine is no confidential guest"
-    raise unavailable(f"{' or '.join(kinds)} is asked for; {found}")
+    if not kinds:
+        raise unavailable("no kind of evidence of hardware is installed: install dilocox-tee")
+    raise unavailable(f"this machine is no confidential guest of a kind that is asked for: {' or '.join(kinds)}")
+
+
+@deny_unexpected
+def _is_here(kind: MachineKind) -> bool:
+    return kind.is_here()
+
+
+def _attester(kind: MachineKind, collateral: Path | None) -> Attester:
+    return deny_unexpected(lambda report_data: kind.attest(report_data, collateral))

@@ -6,7 +6,8 @@ looks at more of them.
 
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -183,13 +184,20 @@ def end_of_faults(swarm: Swarm, gone: list[int]) -> None:
             peer.start()
 
 
+@contextmanager
+def few_places(clusters: int = 8) -> Iterator[None]:
+    """Let fewer peers claim, and fewer clusters take part, than a schedule may bring."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(limits, "CLAIMS", PEERS + 1)
+        patch.setattr(limits, "CLUSTERS", clusters)
+        yield
+
+
 @pytest.mark.filterwarnings("ignore")
 @settings(max_examples=SCHEDULES, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
 @given(SCHEDULE)
 def test_whatever_happens_the_run_goes_on_with_one_chain(schedule):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(limits, "CLAIMS", PEERS + 1)
-        patch.setattr(limits, "CLUSTERS", 8)
+    with few_places():
         explore(*schedule)
 
 
@@ -197,9 +205,7 @@ def test_whatever_happens_the_run_goes_on_with_one_chain(schedule):
 @settings(max_examples=SCHEDULES // 2, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
 @given(WITH_BOXES)
 def test_whatever_happens_to_a_cluster_of_boxes_the_run_goes_on_with_one_chain(schedule):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(limits, "CLAIMS", PEERS + 1)
-        patch.setattr(limits, "CLUSTERS", 8)
+    with few_places():
         faults, gone, seed = schedule
         explore(faults, gone, seed, boxes=True)
 
@@ -208,9 +214,7 @@ def test_whatever_happens_to_a_cluster_of_boxes_the_run_goes_on_with_one_chain(s
 @settings(max_examples=SCHEDULES // 2, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
 @given(WITH_BOXES, st.booleans())
 def test_whatever_receipts_say_of_samples_the_run_goes_on_with_one_chain(schedule, boxes):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(limits, "CLAIMS", PEERS + 1)
-        patch.setattr(limits, "CLUSTERS", 8)
+    with few_places():
         faults, gone, seed = schedule
         explore([fault for fault in faults if boxes or fault[0] != "cut boxes"], gone, seed, boxes, SHARES)
 
@@ -221,9 +225,7 @@ def test_whatever_receipts_say_of_samples_the_run_goes_on_with_one_chain(schedul
 def test_hostile_claims_before_genesis_do_not_stop_the_run(schedule, claims: int, right: bool):
     """Unknown identities claim first, with another state or with the run's own, and are never heard of again. No backup of the
     coordinator comes back: it would wait for more than half of a roster, which may be theirs, rather than sign a round twice."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(limits, "CLAIMS", PEERS + 1)
-        patch.setattr(limits, "CLUSTERS", 16)
+    with few_places(clusters=16):
         faults, gone, seed = schedule
         faults = [fault for fault in faults if fault[0] != "backup of the coordinator"]
         state = "initial" if right else "another"

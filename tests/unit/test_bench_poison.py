@@ -7,17 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench import own_data
 from bench.attacks import ATTACKS, Adversary, Seen, decoded
 from bench.committee import Votes
 from bench.lab import Lab
-from bench.own_data import differences, samples_read
 from bench.poison import cells
 from bench.poison.cells import found, run_all, summary, train
-from bench.poison.design import ARRIVAL, BIAS, DEFENCES, SCORED, Cell, Setting
+from bench.poison.design import BIAS, DEFENCES, SCORED, Cell, Setting
 from bench.poison.report import HARM, Judged, missed, missed_by_scores, preset_share, scored
 from bench.texts import Text, stdlib
-from dilocox.protocol.ledger import Lease
 
 SETTING = Setting(4, 1, "sparse", 1, 10, 1)
 
@@ -151,20 +148,6 @@ def test_scoring_takes_of_a_preset_s_round_what_its_samples_and_steps_say():
     assert preset_share("llama-125m", 0.3, 8, 9) == pytest.approx(8 * 0.3 * 8 / 32 / 60)
     assert preset_share("llama-125m", 0.3, 8, 100) == pytest.approx(32 * 0.3 * 8 / 32 / 60), "no more than the committee"
     assert preset_share("tiny", 0.3, 8, 9) == 0, "it does not score"
-
-
-def test_what_was_read_is_what_a_commit_counted():
-    before, after = Lease(4, ((10, 13), (20, 30))), Lease(9, ((22, 30), (40, 45)))
-    assert samples_read(before, after) == [10, 11, 12, 20, 21]
-
-
-@pytest.mark.usefixtures("process_group")
-def test_gains_are_compared_of_each_contribution():
-    run = cell("nobody", "+ tensors", stdlib()).manifest()
-    found = differences(run, 3, ARRIVAL, stdlib().folder, 0)
-    assert [each.round for each in found] == [1, 1, 1, 2, 2, 2]
-    assert len({each.own for each in found} | {each.copied for each in found}) == 12
-    assert own_data.summary([1.0, 3.0]) == pytest.approx((2.0, 1.0, 2**0.5))
 
 
 def test_a_run_is_kept_once_and_goes_into_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

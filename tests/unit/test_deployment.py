@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,15 @@ def test_images_and_ci_install_by_hash():
     assert "--require-hashes -r packages.lock" in (ROOT / "Dockerfile").read_text()
     assert "--require-hashes -r $(LOCK)" in (ROOT / "Makefile").read_text()
     assert "LOCK=deploy/ci-cpu.lock" in (ROOT / ".ci" / "run").read_text()
+
+
+@pytest.mark.parametrize("plugin", re.findall(r" \./plugins/(\w+)", (ROOT / "Dockerfile").read_text()))
+def test_plugin_of_the_image_is_copied_and_what_it_needs_is_locked(plugin: str):
+    assert f"!plugins/{plugin}\n" in (ROOT / ".dockerignore").read_text()
+    project = tomllib.loads((ROOT / "plugins" / plugin / "pyproject.toml").read_text())["project"]
+    needed = {re.split(r"[<>=\[]", each)[0] for each in project["dependencies"]} - {"dilocox"}
+    for name in ("cpu", "cuda", "ci-cpu", "ci-cuda"):
+        assert needed <= names_and_versions((ROOT / "deploy" / f"{name}.lock").read_text()).keys(), name
 
 
 def test_everything_comes_back_after_a_reboot_and_no_node_loops_hot():

@@ -18,7 +18,7 @@ from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.tensors import stage_tensors
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.rpc import ChannelPool
-from tests.exchanges import exchange_of
+from tests.exchanges import Nobody, exchange_of
 from tests.helpers import digest, identity, manifest
 
 RUN = manifest()
@@ -70,16 +70,6 @@ def test_bytes_that_are_not_leaves_are_refused(raw: bytes):
     with pytest.raises(RemoteError) as refused:
         read_leaves(RUN, raw)
     assert refused.value.reason == pb.REASON_MALFORMED
-
-
-class Nobody:
-    """A directory that knows no peer."""
-
-    async def look_up(self, peer: str) -> None:
-        pass
-
-    async def find(self, peer: str) -> None:
-        return None
 
 
 def announced(store: BlobStore, leaves: pb.Leaves, **changes: int) -> pb.Contribution:

@@ -23,7 +23,7 @@ from dilocox.protocol.ids import JoinLink
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.event_log import EVENTS, EventLog
 from dilocox.views import rows as views
-from tests.helpers import COORDINATOR, Table, identity, manifest
+from tests.helpers import COORDINATOR, Table, dilocox, identity, manifest
 
 pytestmark = pytest.mark.usefixtures("any_ports")
 MARKET = f"/ip4/127.0.0.1/tcp/1/p2p/{identity(0).peer}"
@@ -234,12 +234,10 @@ def test_whatever_answers_where_an_api_was_named_is_a_sentence(
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         url = f"http://127.0.0.1:{server.server_port}"
-        monkeypatch.setattr(sys, "argv", ["dilocox", *verb.split(), "--home", url])
-        with pytest.raises(SystemExit) as left:
-            cli.main()
+        code = dilocox(monkeypatch, *verb.split(), "--home", url)
         server.shutdown()
         thread.join()
-    assert left.value.code == 3
+    assert code == 3
     said = capfd.readouterr().err.replace("\n", "")
     path = "stages" if "--stages" in verb else verb.split()[0]
     assert said.startswith(f"error[not-running]: what answers at {url}/v1/{path}")

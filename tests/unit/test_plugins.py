@@ -4,6 +4,7 @@ import re
 import sys
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.main import get_command
@@ -11,10 +12,13 @@ from typer.testing import CliRunner
 
 from dilocox.cli import main as cli
 from dilocox.cli import verbs
+from dilocox.cli.init import render_preset
 from dilocox.coordinator.store import STORES, parse_place
-from dilocox.node import check
-from dilocox.node.check import Here
+from dilocox.node.attest.verify import verify_evidence
+from dilocox.node.check import Here, of_machine
+from dilocox.node.daemon import prover_for
 from dilocox.node.shards import CHECKS, find_restorer, find_shards
+from dilocox.protocol.attestation import Code, Evidence
 from dilocox.protocol.chain import NamedBy
 from dilocox.protocol.errors import ConfigError, RemoteError
 from dilocox.protocol.findings import Level
@@ -22,19 +26,18 @@ from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.archive.storage import SCHEMES, FolderStorage, open_storage
 from dilocox.transport.blobs import BlobStore
 from dilocox.transport.chain_file import ChainFile
+from dilocox.transport.data_directory import DataDirectory
 from tests.conftest import Installed
 from tests.fake_shards import FakeShards
-from tests.helpers import manifest
+from tests.helpers import dilocox, manifest, rejected
 
 ROOT = Path(__file__).parents[2]
 SHARING = manifest(availability={})
 
 
 def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[object, str]:
-    monkeypatch.setattr(sys, "argv", ["dilocox", *words])
-    with pytest.raises(SystemExit) as left:
-        cli.main()
-    return left.value.code, capsys.readouterr().err
+    code = dilocox(monkeypatch, *words)
+    return code, capsys.readouterr().err
 
 
 def test_help_without_plugins_lists_the_core_alone(installed: Installed):
@@ -138,7 +141,7 @@ def test_shards_without_their_plugin_name_what_is_installed(installed: Installed
     with pytest.raises(ConfigError, match="install dilocox-availability"):
         find_shards(SHARING)
     here = Here(tmp_path, "127.0.0.1", 0, None, {}, None)
-    [found] = [each for each in check.of_machine(SHARING, here) if each.about == "availability"]
+    [found] = [each for each in of_machine(SHARING, here) if each.about == "availability"]
     assert (found.level, "install dilocox-availability" in found.says) == (Level.WRONG, True)
 
 
@@ -146,7 +149,7 @@ def test_plugin_makes_the_shards_of_a_run(installed: Installed, tmp_path: Path):
     installed.add("shards", f"[{CHECKS}]\navailability = tests.fake_shards:FakeShards\n")
     assert isinstance(find_shards(SHARING), FakeShards)
     here = Here(tmp_path, "127.0.0.1", 0, None, {}, None)
-    assert [each.says for each in check.of_machine(SHARING, here) if each.about == "availability"] == ["fake"]
+    assert [each.says for each in of_machine(SHARING, here) if each.about == "availability"] == ["fake"]
 
 
 @pytest.mark.parametrize("function", ["None", "1 / 0", "sys.exit('bye')", "{}['key']", "object()"])
@@ -174,3 +177,46 @@ async def test_reader_without_the_plugin_learns_of_it_where_no_peer_serves_a_blo
 async def test_reader_of_a_run_without_availability_restores_nothing(installed: Installed, tmp_path: Path):
     with closing(ChainFile(tmp_path / "chain.db", manifest())) as chain:
         assert find_restorer(tmp_path, None, None, chain) is None  # type: ignore[arg-type]
+
+
+ATTESTED = """
+[attestation]
+kinds = ["{kind}"]
+[attestation.measurements]
+{kind} = ["{measurement}"]
+"""
+
+
+def test_kind_of_evidence_without_its_plugin_names_the_distribution(
+    installed: Installed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
+    rejected(lambda: verify_evidence(Evidence("tdx", b"quote"), 0), Code.UNKNOWN_KIND)
+    (tmp_path / "quote").write_bytes(b"quote")
+    run = tmp_path / "run.toml"
+    run.write_text(render_preset("tiny", "x", "ab" * 32) + ATTESTED.format(kind="tdx", measurement="ab" * 48))
+    for words, expected in (
+        (("attest", "verify", "--kind", "tdx", "--blob", str(tmp_path / "quote")), 2),
+        (("attest", "self"), 1),
+        (("coordinator", str(run), "--home", str(tmp_path / "home")), 2),
+    ):
+        code, error = said(monkeypatch, capsys, *words)
+        assert (code, "install dilocox-tee" in error) == (expected, True), error
+
+
+@pytest.mark.parametrize(
+    ("section", "says"),
+    [
+        ({"kinds": ["tdx"]}, "install dilocox-tee"),
+        ({"kinds": ["simulated"], "require_gpu": True}, "'nvidia': install dilocox-tee"),
+        ({"kinds": ["made-up"]}, "installed: simulated"),
+    ],
+)
+def test_node_whose_run_asks_for_a_kind_that_is_not_installed_ends(
+    installed: Installed, section: dict, says: str, tmp_path: Path
+):
+    run = manifest(attestation=section)
+    with closing(DataDirectory(tmp_path)) as home, pytest.raises(ConfigError, match=says):
+        prover_for(SimpleNamespace(simulated_measurement=None, collateral=None), home, run)  # type: ignore[arg-type]
+    here = Here(tmp_path, "127.0.0.1", 0, None, {}, None)
+    (finding,) = (each for each in of_machine(run, here) if each.about == "attestation.kinds")
+    assert (finding.level, says in finding.says) == (Level.WRONG, True)

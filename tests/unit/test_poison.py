@@ -33,7 +33,7 @@ from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.blobs import BlobStore, digest_of
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.rpc import ChannelPool
-from tests.exchanges import exchange_of
+from tests.exchanges import Nobody, exchange_of
 from tests.fake_shards import FakeShards
 from tests.helpers import COORDINATOR, Table, identity, manifest
 
@@ -284,16 +284,6 @@ def test_a_norm_that_no_code_tells_is_refused_whatever_the_run_allows():
 
 def replace_norms(leaf: pb.Leaf, norms: bytes) -> pb.Leaf:
     return pb.Leaf(stage=leaf.stage, digest=leaf.digest, size=leaf.size, norms=norms)
-
-
-class Nobody:
-    """A directory that knows no peer."""
-
-    async def look_up(self, peer: str) -> None:
-        pass
-
-    async def find(self, peer: str) -> None:
-        return None
 
 
 async def test_what_a_restart_owes_is_known_by_tensor_while_leaves_are_served_and_in_all_after_that(tmp_path: Path):

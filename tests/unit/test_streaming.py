@@ -18,7 +18,7 @@ H = 4
 
 
 def run_of(total_steps: int = 3 * H, **settings: dict[str, Any]) -> Manifest:
-    merged = ARMS[0].manifest({}, total_steps, 0).model_dump()
+    merged = ARMS["AllReduce"].manifest({}, total_steps, 0).model_dump()
     shape = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_key_value_heads": 2}
     merged["model"] = model_section(shape, merged["model"])
     merged["rounds"] |= {"overlap": "none", "inner_steps": H, "max_inner_steps": H, "count": total_steps // H}

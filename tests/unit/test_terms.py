@@ -1,7 +1,6 @@
 """The run's owner appoints who signs its commits: chains prove it, files follow it, and it ends the halt after a fork."""
 
 import sqlite3
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from dilocox.cli import main as cli
 from dilocox.coordinator.log import Entry, InputLog
 from dilocox.node.forks import check_forks, follow_owner, proof_of_fork
 from dilocox.protocol import chain, round, terms
@@ -23,7 +21,7 @@ from dilocox.protocol.pb import services_pb2 as services
 from dilocox.transport.chain_file import ChainFile
 from dilocox.transport.data_directory import format_identity
 from dilocox.transport.handover import read_handover, take_over
-from tests.helpers import COORDINATOR, Table, digest, identity, manifest
+from tests.helpers import COORDINATOR, Table, digest, dilocox, identity, manifest
 from tests.peers import meeting
 
 OWNER, NEW = Identity(b"\x0e" * 32), identity(50)
@@ -346,13 +344,6 @@ def test_a_fork_in_a_later_term_is_proven_with_its_appointment(tmp_path: Path):
 
 
 # The owner's verb.
-
-
-def dilocox(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["dilocox", *map(str, arguments)])
-    with pytest.raises(SystemExit) as leaving:
-        cli.main()
-    return int(leaving.value.code or 0)
 
 
 RUN_FILE = """

@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from dilocox.cli import show
 from dilocox.cli.coordinator import show_link
 from dilocox.protocol.ids import JoinLink, is_meant, short
 from dilocox.transport.data_directory import DataDirectory
-from tests.helpers import COORDINATOR
+from tests.helpers import COORDINATOR, dilocox
 
 pytestmark = pytest.mark.usefixtures("any_ports")
 LINK = "dilocox://" + "00" * 32 + "@12D3KooWnobody?at=127.0.0.1:1&cert="
@@ -168,13 +167,11 @@ def test_a_verb_says_what_is_wrong_in_a_sentence(
 ):
     monkeypatch.chdir(place)
     monkeypatch.setenv("DILOCOX_HOME", str(place / "home"))
-    monkeypatch.setattr(sys, "argv", ["dilocox", *words.split()])
     before = {path: path.read_bytes() for path in place.iterdir() if path.is_file()}
-    with pytest.raises(SystemExit) as left:
-        cli.main()
+    code = dilocox(monkeypatch, *words.split())
     told = capfd.readouterr()
-    assert left.value.code in (1, 2, 3), told
-    assert "error[" in told.err or left.value.code == 2, told
+    assert code in (1, 2, 3), told
+    assert "error[" in told.err or code == 2, told
     assert "Traceback" not in told.err
     assert {path: path.read_bytes() for path in place.iterdir() if path.is_file()} == before, "nothing is written"
 
@@ -197,11 +194,9 @@ def test_where_nothing_can_be_written_is_said_before_the_work(
     monkeypatch.setattr(os, "access", lambda path, mode: not str(path).endswith("CLOSED") and may(path, mode))  # also to root
     monkeypatch.chdir(place)
     monkeypatch.setenv("DILOCOX_HOME", str(place / "home"))
-    monkeypatch.setattr(sys, "argv", ["dilocox", *words.split()])
-    with pytest.raises(SystemExit) as left:
-        cli.main()
+    code = dilocox(monkeypatch, *words.split())
     told = capfd.readouterr()
-    assert left.value.code == 2, told
+    assert code == 2, told
     assert told.out == ""
     assert told.err.splitlines()[0].startswith(f"error[usage]: {named}: no file can be written there"), told
 
@@ -215,11 +210,9 @@ def test_a_name_that_others_would_refuse_is_refused_here(
 ):
     """A coordinator served under it, and nobody took its record; what is no UTF-8 was a traceback."""
     monkeypatch.chdir(place)
-    monkeypatch.setattr(sys, "argv", ["dilocox", *words.split(), "--name", name])
-    with pytest.raises(SystemExit) as left:
-        cli.main()
+    code = dilocox(monkeypatch, *words.split(), "--name", name)
     told = capfd.readouterr()
-    assert left.value.code == 2
+    assert code == 2
     assert told.out == ""
     assert "is no name" in " ".join(told.err.replace("│", "").split())
 
@@ -236,24 +229,17 @@ def test_what_libraries_could_not_take_is_refused_before_they_are_asked(
     place: Path, words: str, named: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):
     monkeypatch.chdir(place)
-    monkeypatch.setattr(sys, "argv", ["dilocox", *words.split()])
-    with pytest.raises(SystemExit) as left:
-        cli.main()
-    assert left.value.code == 2
+    assert dilocox(monkeypatch, *words.split()) == 2
     assert named in capfd.readouterr().err
 
 
 def test_a_daemon_that_only_starts_is_told_from_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setattr(sys, "argv", ["dilocox", "status", "--home", str(tmp_path)])
-    with closing(DataDirectory(tmp_path)), pytest.raises(SystemExit) as left:
-        cli.main()
-    assert left.value.code == 3
+    with closing(DataDirectory(tmp_path)):
+        assert dilocox(monkeypatch, "status", "--home", tmp_path) == 3
     assert "a daemon starts on" in capfd.readouterr().err
-    with pytest.raises(SystemExit) as left:
-        cli.main()
-    assert left.value.code == 3
+    assert dilocox(monkeypatch, "status", "--home", tmp_path) == 3
     assert "error[not-running]: no daemon runs" in capfd.readouterr().err
 
 

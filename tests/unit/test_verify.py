@@ -1,13 +1,11 @@
 """`dilocox verify` trusts no file: the run id is the hash of the manifest, and the manifest names who signs commits."""
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from bench.sections import toml_value
-from dilocox.cli import main as cli
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.head import initial_head
 from dilocox.protocol.ids import JoinLink, peer_id
@@ -16,7 +14,7 @@ from dilocox.protocol.messages import seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.chain_file import ChainFile
 from tests.conftest import Installed
-from tests.helpers import COORDINATOR, Table, digest, identity, manifest
+from tests.helpers import COORDINATOR, Table, digest, dilocox, identity, manifest
 
 RUN = manifest()
 EVIL = identity(66)
@@ -36,11 +34,9 @@ def write(home: Path, run: Manifest, table: Table) -> None:
 @pytest.fixture
 def verify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Verify:
     def run(*arguments: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["dilocox", "verify", *arguments, "--home", str(tmp_path)])
-        with pytest.raises(SystemExit) as leaving:
-            cli.main()
+        code = dilocox(monkeypatch, "verify", *arguments, "--home", str(tmp_path))
         said = capsys.readouterr()
-        return int(leaving.value.code or 0), (said.out + said.err).replace("\n", " ")
+        return code, (said.out + said.err).replace("\n", " ")
 
     return run
 

@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2]
 ROOMS = ("node", "coordinator", "transport")
 MOST_PARAMETERS = 8
 RECORDS = {
-    "node/attest/snp.py:Report",
+    "plugins/tee/dilocox_tee/snp.py:Report",
     "node/audit_task.py:Task",
     "node/check.py:Here",
     "node/clock.py:Method",

@@ -7,10 +7,11 @@ import json
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from random import Random
+from typing import TypeVar
 
 import pytest
 from aiohttp import web
@@ -69,6 +70,35 @@ async def store(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
     await real.apply((), [Delete("a", "z")])
     yield real
     await real.close()
+
+
+Done = TypeVar("Done")
+
+
+async def until_done(call: Callable[[], Awaitable[Done]]) -> Done:
+    """Call a store again while it does not answer; return what it does."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while True:
+            try:
+                return await call()
+            except StoreError:
+                await asyncio.sleep(0.05)
+
+
+@asynccontextmanager
+async def answering(answer: Callable[[web.Request], Awaitable[web.Response]]) -> AsyncIterator[Etcd]:
+    """A store whose etcd gives these answers."""
+    app = web.Application()
+    app.router.add_post("/v3/{call:.*}", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    store = Etcd(parse_store(f"etcd://127.0.0.1:{runner.addresses[0][1]}/x"))
+    try:
+        yield store
+    finally:
+        await store.close()
+        await runner.cleanup()
 
 
 async def test_the_fake_and_etcd_do_the_same(store: Store):
@@ -159,15 +189,7 @@ async def test_members_are_asked_in_turn(tmp_path: Path):
         store = Etcd(parse_store(f"etcd://{members.at}/x"))
         members.signal(0, signal.SIGKILL)
 
-        async def write() -> bool:
-            try:
-                return (await store.apply((), [Put("a", b"1")])).applied
-            except StoreError:
-                return False
-
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while not await write():
-                await asyncio.sleep(0.05)
+        assert (await until_done(lambda: store.apply((), [Put("a", b"1")]))).applied
         await store.close()
 
 
@@ -190,15 +212,8 @@ async def test_a_user_and_a_password_come_by_file(tmp_path: Path):
         members.start(0)
         members.wait()
 
-        async def read() -> bool:
-            try:
-                return [item.value for item in await store.read("a", "b", 1)] == [b"1"]
-            except StoreError:
-                return False
-
-        async with asyncio.timeout(PATIENCE_SECONDS):  # its tokens went with it
-            while not await read():
-                await asyncio.sleep(0.05)
+        found = await until_done(lambda: store.read("a", "b", 1))  # its tokens went with it
+        assert [item.value for item in found] == [b"1"]
         await plain.close()
         await store.close()
 
@@ -221,15 +236,7 @@ async def test_etcd_over_tls_with_a_certificate_of_ours(tmp_path: Path):
         store = Etcd(parse_store(at, StoreFiles(None, certificate, certificate, secret)))
         strangers = [Etcd(parse_store(at)), Etcd(parse_store(at, StoreFiles(ca=certificate)))]
 
-        async def wrote() -> bool:
-            try:
-                return (await store.apply((), [Put("a", b"1")])).applied
-            except StoreError:
-                return False
-
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while not await wrote():
-                await asyncio.sleep(0.05)
+        assert (await until_done(lambda: store.apply((), [Put("a", b"1")]))).applied
         for stranger in strangers:
             with pytest.raises(StoreError):
                 await stranger.read("a", "b", 1)
@@ -253,18 +260,9 @@ async def test_what_etcd_says_is_a_sentence(answer: object, kind: type[Exception
     async def reply(request: web.Request) -> web.Response:
         return web.Response(text=json.dumps(answer))
 
-    app = web.Application()
-    app.router.add_post("/v3/kv/txn", reply)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    port = runner.addresses[0][1]
-    store = Etcd(parse_store(f"etcd://127.0.0.1:{port}/x"))
-    with pytest.raises(kind, match=says):
-        await store.apply((), [Put("a", b"1")])
-    await store.close()
-    await runner.cleanup()
+    async with answering(reply) as store:
+        with pytest.raises(kind, match=says):
+            await store.apply((), [Put("a", b"1")])
 
 
 async def test_a_member_that_hangs_is_passed_over(monkeypatch: pytest.MonkeyPatch):
@@ -350,15 +348,7 @@ async def test_answers_of_any_other_form_are_store_errors():
     async def answer(request: web.Request) -> web.Response:
         return web.Response(body=junk(random), status=random.choice([200, 200, 400, 503]))
 
-    app = web.Application()
-    app.router.add_post("/v3/{call:.*}", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    port = runner.addresses[0][1]
-    store = Etcd(parse_store(f"etcd://127.0.0.1:{port}/run"))
-    try:
+    async with answering(answer) as store:
         calls = [
             lambda: store.read("a", "b", 4),
             lambda: store.grant(3),
@@ -373,6 +363,3 @@ async def test_answers_of_any_other_form_are_store_errors():
             except StoreError:
                 failed += 1
         assert failed > 500
-    finally:
-        await store.close()
-        await runner.cleanup()

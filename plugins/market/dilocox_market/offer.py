@@ -11,7 +11,7 @@ import typer
 from dilocox.cli.common import THIS_MACHINE, HomeOption, HostOption, NameOption, console, set_up_logging
 from dilocox.cli.config import validated
 from dilocox.node.attest.attesters import choose_attester
-from dilocox.node.attest.verify import verifiers
+from dilocox.node.attest.kinds import kind_names
 from dilocox.node.machine import this_machine
 from dilocox.protocol import limits
 from dilocox.protocol.attestation import SIMULATED, AttestationError, report_data
@@ -108,7 +108,7 @@ def offer(
 
 def prover(identity: Identity, simulated: Path | None) -> Callable[[bytes], pb.BoundEvidence]:
     """Raises LocalError where there is nothing to attest with."""
-    kinds = tuple(kind for kind in verifiers() if kind != SIMULATED or simulated is not None)
+    kinds = tuple(kind for kind in kind_names() if kind != SIMULATED or simulated is not None)
     try:
         kind, attester = choose_attester(kinds, "", simulated, None)
     except AttestationError as error:

@@ -2,7 +2,6 @@
 
 import re
 import socket
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -17,12 +16,11 @@ from eth_account.signers.local import LocalAccount
 from evm import ETHER, EvmRpc, act, served
 from test_settlement import DELAY, STAKE, WINDOW, Settling
 
-from dilocox.cli import main as cli
 from dilocox.protocol.head import initial_head
 from dilocox.transport.chain_file import ChainFile
 from dilocox_settlement.contract import Contract
 from dilocox_settlement.due import posted
-from tests.helpers import COORDINATOR, Table, digest, manifest
+from tests.helpers import COORDINATOR, Table, digest, dilocox, manifest
 
 
 @dataclass
@@ -67,11 +65,9 @@ class Desk:
 @pytest.fixture
 def say(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
     def run(*arguments: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["dilocox", *arguments])
-        with pytest.raises(SystemExit) as leaving:
-            cli.main()
+        code = dilocox(monkeypatch, *arguments)
         said = capsys.readouterr()
-        return int(leaving.value.code or 0), (said.out + said.err).replace("\n", " ")
+        return code, (said.out + said.err).replace("\n", " ")
 
     return run
 

@@ -21,7 +21,6 @@ pytest.importorskip("Crypto", reason="pip install ./plugins/zerog")
 
 from zerog_standin import DisperserStandIn, disperser
 
-from dilocox.cli import main as cli
 from dilocox.protocol.errors import LocalError, RemoteError
 from dilocox.protocol.head import initial_head
 from dilocox.protocol.messages import seal
@@ -36,7 +35,7 @@ from dilocox_zerog.network import Network, root_of
 from dilocox_zerog.pb import disperser_pb2 as pb
 from dilocox_zerog.volume import fill, read_header, split, write_volume
 from tests.archived import OWNER
-from tests.helpers import COORDINATOR, Table, manifest
+from tests.helpers import COORDINATOR, Table, dilocox, manifest
 
 RUN = manifest(run={"owner": OWNER.key.hex()}, rounds={"count": 200})
 SIGNED = seal(OWNER, wire.KIND_MANIFEST, RUN.run_id, RUN.canonical_bytes()).envelope
@@ -150,15 +149,20 @@ def test_an_object_that_went_while_it_was_read_is_said(archive: FolderStorage, t
 
 # Verbs
 
+Say = Callable[..., tuple[int, str]]
+"""Words -> exit code, and what was printed, in one line."""
+StandIn = tuple[DisperserStandIn, str]
+"""A disperser of the tests and its URL."""
+MARKER = json.dumps({"format": "dilocox-archive-1", "run": "ab" * 32, "check": ""}).encode()
+"""The first object of an archive."""
+
 
 @pytest.fixture
-def say(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+def say(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Say:
     def run(*arguments: object) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["dilocox", "zerog", *map(str, arguments)])
-        with pytest.raises(SystemExit) as leaving:
-            cli.main()
+        code = dilocox(monkeypatch, "zerog", *map(str, arguments))
         said = capsys.readouterr()
-        return int(leaving.value.code or 0), (said.out + said.err).replace("\n", " ")
+        return code, (said.out + said.err).replace("\n", " ")
 
     return run
 
@@ -187,14 +191,13 @@ def objects_in(folder: Path) -> dict[str, bytes]:
 
 
 def test_an_archive_is_stored_as_it_grows_and_restored_from_one_root(
-    say: Callable[..., tuple[int, str]],
+    say: Say,
     network: dict[bytes, bytes],
     archive: FolderStorage,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    marker = {"format": "dilocox-archive-1", "run": "ab" * 32, "check": ""}
-    archive.put("archive.json", json.dumps(marker).encode())
+    archive.put("archive.json", MARKER)
     monkeypatch.setattr(volume, "VOLUME_BYTES", 3000)
     there = tmp_path / "archive"
     asking = (
@@ -236,13 +239,13 @@ def test_an_archive_is_stored_as_it_grows_and_restored_from_one_root(
 
 
 def test_what_a_killed_call_had_paid_for_is_not_paid_for_again(
-    say: Callable[..., tuple[int, str]],
+    say: Say,
     network: dict[bytes, bytes],
     archive: FolderStorage,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    archive.put("archive.json", json.dumps({"format": "dilocox-archive-1", "run": "ab" * 32, "check": ""}).encode())
+    archive.put("archive.json", MARKER)
     asking = ("store", tmp_path / "archive", "--record", tmp_path / "record", "--indexer", "i", "--rpc", "r", "--key", "k")
     put = Network.put
 
@@ -273,9 +276,9 @@ def test_a_volume_whose_names_are_a_file_s_and_a_folder_s_is_refused(names: list
 
 
 def test_nothing_is_paid_for_where_no_record_of_it_can_be_written(
-    say: Callable[..., tuple[int, str]], network: dict[bytes, bytes], archive: FolderStorage, tmp_path: Path
+    say: Say, network: dict[bytes, bytes], archive: FolderStorage, tmp_path: Path
 ):
-    archive.put("archive.json", json.dumps({"format": "dilocox-archive-1", "run": "ab" * 32, "check": ""}).encode())
+    archive.put("archive.json", MARKER)
     paying = ("--indexer", "i", "--rpc", "r", "--key", "k", "--send")
     code, said = say("store", tmp_path / "archive", "--record", tmp_path / "none" / "record", *paying)
     assert code == 2
@@ -287,7 +290,7 @@ def test_nothing_is_paid_for_where_no_record_of_it_can_be_written(
 
 
 def test_what_lies_half_fetched_is_gone_once_it_is_restored(
-    say: Callable[..., tuple[int, str]],
+    say: Say,
     network: dict[bytes, bytes],
     archive: FolderStorage,
     tmp_path: Path,
@@ -310,7 +313,7 @@ def test_what_lies_half_fetched_is_gone_once_it_is_restored(
 
 
 def test_what_others_say_of_an_error_reaches_no_terminal_as_control(
-    say: Callable[..., tuple[int, str]], network: dict[bytes, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    say: Say, network: dict[bytes, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def get(self: Network, root: bytes, path: Path) -> None:
         raise RemoteError(wire.REASON_UNAVAILABLE, "0G Storage: \x1b]0;title\x07\x1b[2J")
@@ -325,12 +328,12 @@ def test_what_others_say_of_an_error_reaches_no_terminal_as_control(
 @pytest.mark.parametrize("lie", [{"root": None, "objects": ["a"]}, {"root": "ab" * 32, "objects": []}])
 def test_a_record_whose_objects_lie_in_no_volume_is_refused(
     lie: dict[str, object],
-    say: Callable[..., tuple[int, str]],
+    say: Say,
     network: dict[bytes, bytes],
     archive: FolderStorage,
     tmp_path: Path,
 ):
-    archive.put("archive.json", json.dumps({"format": "dilocox-archive-1", "run": "ab" * 32, "check": ""}).encode())
+    archive.put("archive.json", MARKER)
     (tmp_path / "record").write_text(json.dumps({"format": "dilocox-stored-1", "run": "ab" * 32, **lie}))
     asking = ("store", tmp_path / "archive", "--record", tmp_path / "record", "--indexer", "i", "--rpc", "r", "--key", "k")
     code, said = say(*asking, "--send")
@@ -339,10 +342,8 @@ def test_a_record_whose_objects_lie_in_no_volume_is_refused(
     assert not network
 
 
-def test_a_record_of_another_run_is_refused(
-    say: Callable[..., tuple[int, str]], network: dict[bytes, bytes], archive: FolderStorage, tmp_path: Path
-):
-    archive.put("archive.json", json.dumps({"format": "dilocox-archive-1", "run": "ab" * 32, "check": ""}).encode())
+def test_a_record_of_another_run_is_refused(say: Say, network: dict[bytes, bytes], archive: FolderStorage, tmp_path: Path):
+    archive.put("archive.json", MARKER)
     asking = (
         "store",
         tmp_path / "archive",
@@ -365,9 +366,7 @@ def test_a_record_of_another_run_is_refused(
     assert not network
 
 
-def test_without_the_sdk_the_verbs_say_what_to_install(
-    say: Callable[..., tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_without_the_sdk_the_verbs_say_what_to_install(say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(zerog, "find_spec", lambda name: None)
     code, said = say("restore", "ab" * 32, tmp_path / "x", "--indexer", "i")
     assert code == 2
@@ -483,9 +482,7 @@ def chain_in(home: Path, table: Table) -> None:
             kept.write(initial_head(COORDINATOR.peer, RUN.model.root), commit)
 
 
-def test_a_chain_is_dispersed_as_it_grows_and_comes_back_verified(
-    say: Callable[..., tuple[int, str]], standin: tuple[DisperserStandIn, str], tmp_path: Path
-):
+def test_a_chain_is_dispersed_as_it_grows_and_comes_back_verified(say: Say, standin: StandIn, tmp_path: Path):
     double, url = standin
     table = Table(RUN).genesis().train(70)
     chain_in(tmp_path / "node", table)
@@ -510,9 +507,7 @@ def test_a_chain_is_dispersed_as_it_grows_and_comes_back_verified(
     assert say("retrieve", tmp_path / "record", "--da", url, "--home", tmp_path / "other")[0] == 0, "it is all there"
 
 
-def test_what_a_disperser_gives_back_is_what_was_dispersed_or_refused(
-    say: Callable[..., tuple[int, str]], standin: tuple[DisperserStandIn, str], tmp_path: Path
-):
+def test_what_a_disperser_gives_back_is_what_was_dispersed_or_refused(say: Say, standin: StandIn, tmp_path: Path):
     double, url = standin
     chain_in(tmp_path / "node", Table(RUN).genesis().train(2))
     assert say("disperse", "--record", tmp_path / "record", "--da", url, "--home", tmp_path / "node", "--send")[0] == 0
@@ -531,8 +526,8 @@ def test_what_a_disperser_gives_back_is_what_was_dispersed_or_refused(
 def test_a_blob_that_is_given_up_is_not_recorded(
     status: pb.BlobStatus,
     why: str,
-    say: Callable[..., tuple[int, str]],
-    standin: tuple[DisperserStandIn, str],
+    say: Say,
+    standin: StandIn,
     tmp_path: Path,
 ):
     double, url = standin
@@ -547,9 +542,7 @@ def test_a_blob_that_is_given_up_is_not_recorded(
     assert say(*asking)[0] == 0
 
 
-def test_one_that_is_never_final_is_given_up(
-    say: Callable[..., tuple[int, str]], standin: tuple[DisperserStandIn, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_one_that_is_never_final_is_given_up(say: Say, standin: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     double, url = standin
     double.becomes = [pb.CONFIRMED]
     monkeypatch.setattr(zerog, "FINAL_SECONDS", 0)
@@ -559,9 +552,7 @@ def test_one_that_is_never_final_is_given_up(
     assert "not final" in said
 
 
-def test_commits_that_the_owner_gave_up_are_dispersed_anew(
-    say: Callable[..., tuple[int, str]], standin: tuple[DisperserStandIn, str], tmp_path: Path
-):
+def test_commits_that_the_owner_gave_up_are_dispersed_anew(say: Say, standin: StandIn, tmp_path: Path):
     double, url = standin
     chain_in(tmp_path / "node", Table(RUN).genesis().train(2))
     record = tmp_path / "record"
@@ -576,7 +567,7 @@ def test_commits_that_the_owner_gave_up_are_dispersed_anew(
 
 
 @pytest.mark.parametrize("url", ["http://h:1", "grpc://", "h:1", "grpcs://h:1/path"])
-def test_what_is_no_disperser_s_url_is_refused(url: str, say: Callable[..., tuple[int, str]], tmp_path: Path):
+def test_what_is_no_disperser_s_url_is_refused(url: str, say: Say, tmp_path: Path):
     chain_in(tmp_path / "node", Table(RUN).genesis().train(1))
     code, said = say("disperse", "--record", tmp_path / "record", "--da", url, "--home", tmp_path / "node", "--send")
     assert code == 2
@@ -600,6 +591,6 @@ def test_what_is_no_disperser_s_url_is_refused(url: str, say: Callable[..., tupl
         json.dumps({"format": "dilocox-dispersed-1", "run": "ab" * 32, "batches": []}),
     ],
 )
-def test_what_is_no_record_is_refused(text: str, say: Callable[..., tuple[int, str]], tmp_path: Path):
+def test_what_is_no_record_is_refused(text: str, say: Say, tmp_path: Path):
     (tmp_path / "record").write_text(text)
     assert say("retrieve", tmp_path / "record", "--da", "grpc://127.0.0.1:1", "--home", tmp_path / "other")[0] == 2

@@ -12,8 +12,8 @@ from typing import Any
 import dcap_qvl
 from cryptography import x509
 
-from dilocox.node.attest.certificates import load_certificates
 from dilocox.protocol.attestation import AttestationError, Claims, Code, Evidence, deny_unexpected
+from dilocox_tee.certificates import load_certificates
 
 __all__ = ["KIND", "registers", "verify"]
 

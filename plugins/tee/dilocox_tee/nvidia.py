@@ -13,8 +13,8 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, utils
 
-from dilocox.node.attest.certificates import check_chain, common_name, expiry, load_certificates
 from dilocox.protocol.attestation import NVIDIA, AttestationError, Code, Evidence, GpuClaims, deny_unexpected
+from dilocox_tee.certificates import check_chain, common_name, expiry, load_certificates
 
 __all__ = ["verify"]
 

@@ -13,9 +13,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa, utils
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
-from dilocox.node.attest import nvidia
 from dilocox.protocol.attestation import Evidence
 from dilocox.protocol.crypto import sha256
+from dilocox_tee import nvidia
 
 NOW = 1_800_000_000
 """Unix seconds at which everything made here is valid."""
