@@ -1,4 +1,4 @@
-"""`make bench`: every bench, one after the other; those of strangers and faults in short."""
+"""`make bench`: every bench in sequence; the benches of hostile connections and of faults in their short form."""
 
 from functools import partial
 

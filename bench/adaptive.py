@@ -36,7 +36,7 @@ class Outcome:
     keep: int
     """Rank or k in the last round."""
     inner_steps: float
-    """Of a round, in the mean."""
+    """Mean inner steps of a round."""
 
     @property
     def loss(self) -> float:
@@ -55,7 +55,7 @@ def manifest(settings: Settings, steps: int, seed: int) -> Manifest:
 
 
 def outcome(settings: Settings, steps: int, seeds: int) -> Outcome:
-    """Of as many rounds as make so many steps, whatever their H."""
+    """Return the outcome of as many rounds as make `steps` inner steps, for any H."""
     labs = []
     for seed in range(seeds):
         lab = Lab(manifest(settings, steps, seed), CLUSTERS, evaluate_every=10**6)

@@ -1,8 +1,8 @@
-"""How fast a state goes into an archive and comes back: to a folder of this machine, and to a double of S3 in this process or a
-real bucket, plain and sealed.
+"""Rate at which a state is written to an archive and read back, plain and sealed. Archives are a folder of this machine,
+and a double of S3 in this process or a real bucket.
 
-The bar is 30 MB/s each way: a line of 240 Mbit/s, which is what a rented box has. Beside it stand the parts that cannot be left
-out: hashing alone, and a plain copy of the same bytes that is on disk when it ends.
+The bar is 30 MB/s each way: a link of 240 Mbit/s, which a rented host has. The table also shows the unavoidable parts:
+hashing alone, and a plain copy of the same bytes that ends on disk.
 """
 
 import os

@@ -20,7 +20,7 @@ MOST_PHASES = 4
 Settings = Mapping[str, Mapping[str, Any]]
 
 PUBLISHED_RANK_SHARE = 4
-"""Of the width, the published rank: 2,048 of 8,192."""
+"""Width divided by the published rank: 8,192 / 2,048."""
 
 
 def published_compression(model: Model) -> Compression:
@@ -39,7 +39,7 @@ class Arm:
     def manifest(self, choice: Settings, steps: int, seed: int, text: Text | None = None, horizon: int = HORIZON) -> Manifest:
         """Return the toy's run: byte-level, one stage, sequences of 64. `choice`: settings on top of the algorithm's."""
         merged = {name: dict(section) for name, section in load_preset("tiny").model_dump(exclude_none=True).items()}
-        merged["compression"] = {"codec": "fp32"}  # an arm's codec is its own, whatever the preset's
+        merged["compression"] = {"codec": "fp32"}  # an arm has its own codec, whatever the preset's
         toy: Settings = {
             "model": {"model_type": "llama", "sequence_length": 64, "stages": 1, "seed": seed},
             "data": {**(text or stdlib()).settings, "seed": seed, "evaluation_sequences": 256},

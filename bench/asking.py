@@ -1,7 +1,8 @@
-"""How long people wait for a long run's page, and what that costs the run: a coordinator's API over 10,000 rounds of 64 clusters.
+"""Seconds that a reader waits for a long run's page, and their cost for the run: a coordinator's API over 10,000 rounds of
+64 clusters.
 
-Each path is asked a few times, after the first; the slowest answer counts, and the longest for which the event loop was kept.
-`--check` exits with 1 where a bar is missed.
+Each path is requested a few times after the first. The slowest answer counts, and the longest block of the event loop.
+`--check` exits with 1 if a bar is missed.
 """
 
 import asyncio
@@ -30,7 +31,7 @@ from tests.helpers import COORDINATOR
 __all__ = ["main"]
 
 SLOWEST_SECONDS = 0.2
-"""What a person does not notice."""
+"""Delay that a person does not notice."""
 LONGEST_BLOCK_SECONDS = 0.05
 """CPU of one callback of the event loop: as bench.scale has it."""
 TIMES = 5
@@ -38,14 +39,14 @@ STAGES = 80
 
 
 def paths(rounds: int) -> list[str]:
-    """What the page, `top`, `rounds`, `explain` and Prometheus ask."""
+    """Return the paths that the page, `top`, `rounds`, `explain` and Prometheus request."""
     last = rounds - 2  # of the very last the chain that is copied has no row
     asked = ["/", "/v1/status", "/readyz", "/v1/peers", "/v1/stages", "/v1/rounds?last=500", "/v1/rounds", f"/v1/rounds/{last}"]
     return [*asked, f"/v1/explain/{last}", "/v1/events?last=200&follow=no", "/metrics"]
 
 
 async def measure(rounds: int, clusters: int, stages: int = STAGES) -> list[dict[str, Any]]:
-    """Of each path: seconds, bytes, and how long the event loop was kept."""
+    """Measure each path: seconds, bytes, and the longest block of the event loop."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         async with Desk.open(folder, clusters, stages) as desk:
@@ -81,7 +82,7 @@ async def ask(url: str, path: str) -> dict[str, Any]:
             return time.perf_counter() - before, size
 
         (first, size), *later = [await once() for _ in range(1 + TIMES)]
-        with blocks.watching():  # apart: who watches keeps the loop busy
+        with blocks.watching():  # measured apart, because the watcher loads the loop
             for _ in range(TIMES):
                 await once()
     slowest, kept = max(seconds for seconds, _ in later), blocks.longest_callback
@@ -89,7 +90,7 @@ async def ask(url: str, path: str) -> dict[str, Any]:
 
 
 def missed(found: list[dict[str, Any]]) -> list[str]:
-    """Bars that do not hold, as sentences."""
+    """Return the missed bars, as sentences."""
     slow = [f"{one['path']} took {1000 * one['seconds']:.0f} ms" for one in found if one["seconds"] > SLOWEST_SECONDS]
     kept = [one for one in found if one["callback_seconds"] > LONGEST_BLOCK_SECONDS]
     return [*slow, *(f"{one['path']} kept the event loop for {1000 * one['callback_seconds']:.0f} ms" for one in kept)]

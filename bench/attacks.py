@@ -1,6 +1,7 @@
-"""What hostile clusters do to a run: each attack makes what they announce in a round from everybody's honest payloads.
+"""Attacks of hostile clusters: each makes their announcements of a round from the honest payloads of all clusters.
 
-They know each other, see all honest work before they speak, keep to every rule that a voter can check, and train as the others do.
+Hostile clusters know each other and see all honest work before they announce. They follow every rule that a voter can
+check, and train as honest ones do.
 """
 
 import math
@@ -24,12 +25,12 @@ LOUD = 10.0
 
 @dataclass(frozen=True)
 class Seen:
-    """What one hostile cluster knows when it speaks: pseudo-gradients, flat, all stages one after the other."""
+    """Data that one hostile cluster has when it announces: flat pseudo-gradients, all stages in sequence."""
 
     honest: Tensor
     """(clusters, parameters)."""
     own: Tensor
-    """What it would have sent."""
+    """Pseudo-gradient that it would have sent."""
     victim: Tensor
     """One of the honest ones."""
     tensors: Mapping[str, slice]
@@ -37,7 +38,7 @@ class Seen:
 
     @property
     def norm(self) -> float:
-        """Of a median honest one."""
+        """Return the norm of the median honest pseudo-gradient."""
         return float(self.honest.norm(dim=1).median())
 
     @property
@@ -56,13 +57,13 @@ class Attack:
     after: float = 0.0
     """It begins at this share of the run."""
     takes: str = ""
-    """It announces a payload of another's as it is ("as it is"), or under its own name ("renamed")."""
+    """Copy of another cluster's payload: unchanged ("as it is"), or under its own name ("renamed")."""
     colludes: bool = False
     """It refuses every honest contribution and accepts its friends'."""
 
 
 def _one_tensor(seen: Seen) -> Tensor:
-    """As large in all as an honest one, and nothing outside the last norm's weights, all of which it lowers."""
+    """Return a pseudo-gradient of an honest norm, nonzero only in the last norm's weights, all of which it lowers."""
     said = torch.zeros_like(seen.own)
     part = seen.tensors["model.norm.weight"]
     said[part] = seen.norm / math.sqrt(part.stop - part.start)
@@ -75,7 +76,8 @@ def _noise(seen: Seen) -> Tensor:
 
 
 def _drift(share: float) -> Callable[[Seen], Tensor]:
-    """So much of one's own work, and the same direction in each round, from each of them; in size no different from the others."""
+    """Return an attack that mixes a share of its own work with one direction, the same each round and for each attacker.
+    In size it does not differ from honest work."""
 
     def drift(seen: Seen) -> Tensor:
         direction = torch.randn(seen.own.shape, generator=torch.Generator().manual_seed(0))
@@ -141,7 +143,7 @@ class Adversary:
         return lab.run.model.config.vocab_size - 1 - targets if self.attack.flips_labels and self.begun(lab) else targets
 
     def vote(self, lab: Lab, voter: str, found: Votes) -> Votes:
-        """They measure as everybody does, by what they announced."""
+        """Return the votes of a hostile voter: measured as honest voters measure, by the announced payloads."""
         if not self.attack.colludes:
             return found
         friends = self.names(lab)
@@ -193,7 +195,7 @@ def _stages(lab: Lab) -> list[StageState]:
 
 
 def decoded(lab: Lab, sent: Sent) -> Tensor:
-    """What its payloads say."""
+    """Return the pseudo-gradient that the payloads decode to."""
     states = _stages(lab)
     for state, digest in zip(states, sent.payloads, strict=True):
         state.return_to_feedback(lab.payload(digest), lab.head.rank_or_k)
@@ -201,7 +203,7 @@ def decoded(lab: Lab, sent: Sent) -> Tensor:
 
 
 def encoded(lab: Lab, cluster: str, said: Tensor) -> Sequence[EncodedStage]:
-    """A pseudo-gradient as the product's codec says it in one payload, from nothing but it."""
+    """Encode a pseudo-gradient with the product's codec in one payload, without earlier error feedback."""
     states = _stages(lab)
     for state, part in zip(states, said.split([state.size for state in states]), strict=True):
         state.feedback.copy_(part)
@@ -210,7 +212,7 @@ def encoded(lab: Lab, cluster: str, said: Tensor) -> Sequence[EncodedStage]:
 
 
 def places(lab: Lab) -> dict[str, slice]:
-    """Where each tensor lies."""
+    """Return the slice of each tensor."""
     found, start = {}, 0
     for state in _stages(lab):
         for spec in state.specs:

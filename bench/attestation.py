@@ -22,9 +22,10 @@ __all__ = ["main"]
 MUTATIONS, QUICK_MUTATIONS = 100_000, 2_000
 TIMED = 30
 CUT_SHARE = 0.05
-"""Of the mutations: the blob is cut instead."""
+"""Share of the mutations that cut the blob instead."""
 TDX_SIGNED = 48 + 584 + 4 + 64 + 64
-"""Header, body, length, signature and attestation key; what follows is a certificate chain in PEM, whose spaces are nobody's."""
+"""Header, body, length, signature and attestation key. After them follows a certificate chain in PEM, in which no
+signature covers the whitespace."""
 LIMITS_MS = {"tdx": 5.0, "sev-snp": 10.0}
 
 

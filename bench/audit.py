@@ -1,10 +1,15 @@
-"""How far from what was said an auditor comes out: after honest work on another kind of machine, and after work that was not done.
+"""Distance that an auditor measures: after honest work on another kind of machine, and after work that was not done.
 
-One stretch of a phase is trained twice, by an author and by an auditor, from one state, on the same samples, as nodes do it
-(node/training/audit.py); the distance between both is what an auditor measures. Kinds of machine that one CPU can play: another
-number of threads; sums in another order (other microbatches: what other kernels do); matrix products in bf16, which is what GPUs do
-where the run says `training.precision = "auto"`, beside float32. A run's `audit.largest_distance` must lie above the honest rows of
-its machines, and below those of who did not train. `--check` holds the default to that.
+An author and an auditor train one stretch of a phase from one state, on the same samples, as nodes do
+(node/training/audit.py). The auditor measures the distance between both results. One CPU can imitate these kinds of
+machine:
+
+    threads    another number of them
+    order      sums in another order, by other microbatches, as other kernels would
+    precision  matrix products in bf16, as GPUs with `training.precision = "auto"`, against float32
+
+A run's `audit.largest_distance` must be above the honest rows of its machines and below the dishonest rows. `--check`
+verifies this for the default.
 """
 
 import sys
@@ -36,7 +41,7 @@ MODEL = {
     "sequence_length": 64,
 }
 BATCH, EARLY, LATE, FAR = 8, 5, 200, 100_000
-"""Sequences of a batch; inner steps before the stretch; samples that nobody else reads."""
+"""Sequences of a batch; inner steps before the stretch; samples that no other cluster reads."""
 Batches = Sequence[Batch]
 
 
@@ -93,7 +98,7 @@ AUTHORS = (
     Author("no step at all", False, batches=lambda given, data: ()),
 )
 FEW = {"all but the last step"}
-"""Too little for a distance: only the same bits show it."""
+"""Cases too small for a distance: only equal bits detect them."""
 
 
 def work(author: Author, optimizer: str, first: Sequence[Tensor], steps: int, given: Batches, data: Dataset) -> list[Tensor]:

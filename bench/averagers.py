@@ -14,7 +14,7 @@ from torch import Tensor
 __all__ = ["Averager"]
 
 MATCHMAKING_SECONDS = 4.0
-"""In which a group is found, before the time begins."""
+"""Seconds to find a group, before the measured time begins."""
 TIMEOUT_SECONDS = 300.0
 POLL_SECONDS = 0.01
 
@@ -44,7 +44,7 @@ class Averager:
         )
 
     def prepare(self, values: Tensor, round: int) -> Callable[[], Tensor]:
-        """Until the group stands; then what exchanges."""
+        """Wait until the group is complete; return the function that exchanges."""
         averager = self._averager
         assert averager is not None
         with averager.get_tensors() as [held]:

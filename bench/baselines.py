@@ -1,4 +1,4 @@
-"""What the swarm is compared with: one optimizer step on the mean gradient of all clusters, whole or compressed."""
+"""Baselines of the swarm: one optimizer step on the mean gradient of all clusters, whole or compressed."""
 
 import struct
 import zlib
@@ -37,7 +37,7 @@ class AllReduce:
         data: Path | None = None,
         site: Site | None = None,
     ) -> None:
-        """`site`: whose clock says what the time is."""
+        """Store the run and its settings. `site`: the site with the clock of the run."""
         self.run, self.clusters, self.evaluate_every, self.site = run, clusters, evaluate_every, site
         self.seconds = 0.0
         self.trainer = Trainer(run, Mesh(device=device))
@@ -63,7 +63,7 @@ class AllReduce:
         return self
 
     def _starts(self, position: int) -> range:
-        """Of each cluster's batch."""
+        """Return the start of each cluster's batch."""
         batch = self.run.training.batch_size
         return range(position, position + batch * self.clusters, batch)
 
@@ -78,11 +78,11 @@ class AllReduce:
         return sent
 
     def copies(self) -> float:
-        """How often what a cluster sends crosses its line."""
+        """Return how often a cluster's message crosses its link."""
         return 2 * (self.clusters - 1) / self.clusters
 
     def take(self, cluster: int) -> None:
-        """A cluster's gradient stands in the parameters: here it stays there and the next one is added."""
+        """Take a cluster's gradient from the parameters: here it stays there and the next one is added."""
 
     def exchange(self) -> int:
         """The mean gradient into the parameters; bytes that one cluster sent."""
@@ -106,8 +106,9 @@ class AllReduce:
 
 
 class CocktailSGD(AllReduce):
-    """CocktailSGD (ICML 2023): of a tenth of the gradient, drawn anew each step by a shared seed, the largest values in Int4, with
-    error feedback. Positions and values are compressed by zlib. The published one-step delay is left out, which favours it."""
+    """CocktailSGD (ICML 2023): a shared seed draws a tenth of the gradient in each step. The largest drawn values are sent
+    in Int4, with error feedback. Zlib compresses positions and values. This version omits the published one-step delay,
+    to its advantage."""
 
     DRAWN = 0.1
 
@@ -132,7 +133,7 @@ class CocktailSGD(AllReduce):
         self.sent = 0
 
     def copies(self) -> float:
-        """To every other cluster."""
+        """Return the number of other clusters: each receives a copy."""
         return self.clusters - 1
 
     def draw(self) -> Tensor:
@@ -154,8 +155,8 @@ class CocktailSGD(AllReduce):
 
     @classmethod
     def share_within(cls, most_bytes: float, parameters: int) -> float:
-        """Of what is drawn: as much as makes messages of so many bytes, of gradients that are normal; real ones may take some
-        percent more."""
+        """Return the largest share of the drawn values whose messages fit the bytes, for normal gradients. Real gradients
+        may take some percent more."""
         size = int(cls.DRAWN * parameters)
         drawn = torch.randn(size, generator=torch.Generator().manual_seed(0))
         counts = range(1, size // 2)
@@ -164,7 +165,7 @@ class CocktailSGD(AllReduce):
 
     @staticmethod
     def message(drawn: Tensor, share: float) -> tuple[Tensor, Tensor, bytes]:
-        """Of what was drawn: (which are sent, what they decode to, what says so)."""
+        """Return from the drawn values (the mask of those sent, their decoded values, the message)."""
         chosen = drawn.abs().topk(round(len(drawn) * share)).indices.sort().values
         values = codec.quantize(drawn[chosen][None])
         return chosen, torch.from_numpy(values.values()[0]).to(drawn), encoded_message(chosen.cpu().numpy(), values)
@@ -183,7 +184,7 @@ class CocktailSGD(AllReduce):
 
 _MESSAGE = struct.Struct("<IIII")
 WIDE_GAP = 255
-"""What a byte says of a gap that does not fit: so much, and more follows."""
+"""Byte for a gap that does not fit: this value, and the next byte adds to it."""
 
 
 def encoded_message(positions: "np.ndarray[tuple[int], np.dtype[np.int64]]", values: BlockInt4) -> bytes:

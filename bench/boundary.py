@@ -1,12 +1,12 @@
-"""What a boundary costs at size: for how long it stalls training, what it writes, how fast encode and apply go (what it holds:
-bench.held).
+"""Cost of a round's end at size: seconds that it stalls training, bytes written, rates of encode and apply. `bench.held`
+measures its memory.
 
-One worker with all stages of a 100M and of a 350M model (1B widths with a quarter of the layers), on the device there is; on a GPU
-with each choice of where outer state lies (node/outer/passage.py). A phase
-is ended as the node does it, a step follows beside encoding and writing, and a commit of two payloads is applied. What stalls
-training: the end of the phase, the wait for copies before the next update, the move onto the commit. What a boundary cost when it
-was written on the training thread is measured beside it. A phase is H measured steps. Bandwidth is that of one large copy, in the
-same run; encode reads and writes the feedback once, apply Θ and momentum.
+One worker has all stages of a 100M and of a 350M model (1B widths with a quarter of the layers), on the available
+device. On a GPU each choice for outer state is measured (node/outer/passage.py). A phase ends as in the node, a step
+runs beside encoding and writing, and a commit of two payloads is applied. Training stalls at the end of the phase, in
+the wait for copies before the next update, and in the rebase. The cost of an end written on the training thread is
+measured too. A phase is H measured steps. Bandwidth is the rate of one large copy in the same run. Encode reads and
+writes the feedback once; apply does so for Θ and momentum.
 """
 
 import gc
@@ -41,7 +41,7 @@ from dilocox.transport.blobs import BlobStore
 __all__ = ["main", "measure", "missed"]
 
 MOST_STALL = 0.01
-"""Of a phase."""
+"""Share of a phase."""
 COPY_BYTES = 1 << 30
 STEPS = 2
 """Measured, beside the one that follows the boundary; after one that is like no other."""
@@ -195,7 +195,7 @@ def measure(shape: Shape, codec: str, choice: OuterState, folder: Path, seed: in
 
 
 def missed(results: Sequence[dict[str, Any]]) -> list[str]:
-    """Bars that do not hold, as sentences."""
+    """Return the missed bars, as sentences."""
     return [
         f"{each['shape']['name']}, {each['codec']}: training stalls for {each['stall_share']:.2%} of a phase; "
         f"at most {MOST_STALL:.0%}"

@@ -1,9 +1,9 @@
-"""What crosses a box's WAN line: two clusters of two boxes beside two clusters of one, in the same run.
+"""Traffic on a host's WAN link: two clusters of two hosts beside two clusters of one, in the same run.
 
-Real daemons, each in a network namespace, on lines of 100 Mbit/s to the others and, inside a cluster, of 1 Gbit/s. A box exchanges
-the payloads of its own stages only: of two boxes with stages of equal size each should carry half of what a cluster's only box
-carries, both ways. What is counted is everything on the interface: payloads, votes, commits, the cluster's own control and every
-header. Needs root, for the namespaces. `--check` exits with 1 where a bar is missed.
+Real daemons run in network namespaces. Links between clusters have 100 Mbit/s, links inside a cluster 1 Gbit/s. A host
+exchanges only the payloads of its own stages. So each of two hosts with stages of equal size should carry half of a
+single host's traffic, both ways. The bench counts everything on the interface: payloads, votes, commits, the cluster's
+own control and every header. It needs root for the namespaces. `--check` exits with 1 if a bar is missed.
 """
 
 import sys
@@ -31,9 +31,9 @@ BOXES = (1, 2)
 ROUNDS, QUICK_ROUNDS = 12, 3
 """That are measured."""
 BEGUN = 2
-"""Rounds after which what everybody begins with has been fetched."""
+"""Rounds after which all nodes have fetched the initial state."""
 SHARE = 0.6
-"""Of what the line of a cluster's only box carries, at most on each of two boxes' lines."""
+"""Largest share of a single host's traffic on each link of two hosts."""
 LINES = Lines(lan=1e9, wan=1e8)
 POLL_SECONDS = 0.05
 PATIENCE_SECONDS = 600.0
@@ -82,11 +82,11 @@ class Line:
     """Bytes per round of one box."""
 
     boxes: int
-    """Of its cluster."""
+    """Hosts of its cluster."""
     box: str
     wan: Traffic
     blobs: Traffic
-    """Of those: payloads and their leaves, without headers."""
+    """Part of that traffic: payloads and their indexes, without headers."""
     lan: Traffic
 
 
@@ -97,7 +97,7 @@ class Found:
     uncounted: int
     """Contributions that a round did not count: what they sent would be missing."""
     seconds: float
-    """Of a round."""
+    """Seconds of a round."""
 
 
 def waited(condition: Callable[[], Any]) -> Any:
@@ -114,7 +114,7 @@ def rows(testnet: Testnet) -> list[dict[str, Any]]:
 
 
 def read(testnet: Testnet) -> dict[str, tuple[Traffic, Traffic, Traffic]]:
-    """Of each box: WAN, blobs, LAN."""
+    """Return the WAN, blob and LAN traffic of each host."""
     assert testnet.network is not None
     wan, lan = testnet.network.traffic(WAN), testnet.network.traffic(LAN)
     found = {}
@@ -149,13 +149,13 @@ def measure(folder: Path, run: str, key: bytes, boxes: int, rounds: int) -> Foun
 
 
 def alone(lines: Sequence[Line]) -> Traffic:
-    """What the line of a cluster's only box carries, on average."""
+    """Return the mean traffic of the single hosts."""
     single = [line.wan for line in lines if line.boxes == 1]
     return Traffic(sum(wan.sent for wan in single) // len(single), sum(wan.received for wan in single) // len(single))
 
 
 def shares(line: Line, whole: Traffic) -> tuple[float, float]:
-    """Of what a cluster's only box sends, and receives."""
+    """Return the shares of a single host's traffic: (sent, received)."""
     return line.wan.sent / whole.sent, line.wan.received / whole.received
 
 

@@ -1,8 +1,9 @@
-"""Junk to every RPC of a coordinator and of a peer, over real connections: raw bytes, with credentials that hold and that do not.
+"""Invalid calls to every RPC of a coordinator and of a peer, over real connections: raw bytes, with valid and invalid
+credentials.
 
-The servers run in a process of their own, as the product makes them, with one thing changed: the rate of statements is lifted, so
-that what is behind it is reached. No call may end the server, leave a traceback in its log, be answered with a status that says
-"unexpected", or change the round: what is gathered is what its signers signed, and a restart finds the same.
+The servers run in one process as in the product, except that statements have no rate limit, so that calls reach the
+code behind it. No call may end the server, log a traceback, receive a status with "unexpected", or change the round.
+The round contains only statements as signed, and a restart finds the same.
 """
 
 import asyncio
@@ -60,7 +61,7 @@ MEMBER, STRANGER = identity(1), identity(50)
 REFUSALS = frozenset(("INVALID_ARGUMENT", "UNAUTHENTICATED", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "NOT_FOUND"))
 REFUSALS |= {"FAILED_PRECONDITION", "CANCELLED"}
 SAID_BY_CLIENT = "Internal error from Core"
-"""By the client's own gRPC, where the server answers before it was sent everything."""
+"""Error of the client's own gRPC, if the server answers before it received everything."""
 BLOB = b"what a peer serves" * 1000
 
 
@@ -81,7 +82,7 @@ class Errors(logging.Handler):
 
 @dataclass
 class Servers:
-    """A coordinator in a round to which everybody has contributed, and one of its peers."""
+    """Coordinator in a round with a contribution from every cluster, and one of its peers."""
 
     service: CoordinatorService
     coordinator: pb.PeerRecord
@@ -126,7 +127,7 @@ class Servers:
         return service
 
     async def look(self) -> list[str]:
-        """What is not as it should be."""
+        """Return the faults found."""
         await self.service.driver.flush()
         state, found = self.service.state, []
         if state.head.digest != self.head:
@@ -157,7 +158,7 @@ async def _serve(folder: Path, pipe: Connection) -> None:
 
 
 def serve(folder: Path, pipe: Connection) -> None:
-    """In a child process: answer every question about the server until a false one."""
+    """Answer every question about the server until a false one, in a child process."""
     asyncio.run(_serve(folder, pipe))
 
 
@@ -176,7 +177,7 @@ class Method:
     parts: bool = False
     """Takes a stream."""
     reads: int = 0
-    """Of the stream that it answers with, so many; it is cancelled then."""
+    """Messages read from the response stream before the call is cancelled."""
 
     @property
     def name(self) -> str:
@@ -261,12 +262,12 @@ def digest_of_blob() -> bytes:
 
 @dataclass
 class Tally:
-    """What came of a chunk of calls."""
+    """Results of a chunk of calls."""
 
     codes: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
-    """By method."""
+    """Status codes by method."""
     findings: dict[str, list[int]] = field(default_factory=dict)
-    """By what it is: the number of the first call, and how many there were."""
+    """Findings by kind: the number of the first call, and the count."""
 
     def found(self, what: str, number: int, count: int = 1) -> None:
         self.findings.setdefault(what, [number, 0])[1] += count
@@ -420,7 +421,7 @@ def merged(outcomes: Sequence[dict[str, Any]]) -> dict[str, list[int]]:
 
 
 def lines(chunks: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """By method; what is not one method's, the server's memory too, stands in the last line."""
+    """Yield a line per method; the last line has all that belongs to no method, such as the server's memory."""
     seconds, inputs = sum(chunk["seconds"] for chunk in chunks), 0
     findings = {f"call {number}: {what}": count for what, (number, count) in merged(chunks).items()}
     totals: dict[str, Counter[str]] = defaultdict(Counter)

@@ -1,10 +1,11 @@
-"""The clock (node/clock.py) beside real swarms: seconds of a round at three line speeds, two sizes and two numbers of clusters.
+"""Comparison of the clock (node/clock.py) with real swarms: seconds of a round at three bandwidths, two sizes and two
+numbers of clusters.
 
-Real daemons, in network namespaces on shaped lines (root; elsewhere on loopback, where only what nodes send is limited). Steps take
-a fixed time, longer than computing them, so that clusters do not compete for this machine's cores. Of each swarm the rounds on
-lines as fast as the machine say what a round costs beyond computing and bytes; with that one constant the clock foretells the
-rounds on shaped lines. Rounds wait for their exchange; of one swarm they train beside it, on the constant of its like that waits.
-`--check` exits with 1 where a round is further off than the bar.
+Real daemons run in network namespaces on shaped links (root; otherwise on loopback, with a limit on the nodes' sends
+only). Steps take a fixed time, longer than computing them, so clusters do not compete for this machine's cores. The
+rounds of each swarm on unshaped links give the cost beyond computing and bytes. With that one constant the clock
+predicts the rounds on shaped links. Rounds wait for their exchange. One swarm trains beside its exchange, with the
+constant of the same swarm that waits. `--check` exits with 1 if a round is further off than the bar.
 """
 
 import statistics
@@ -34,7 +35,7 @@ from dilocox.protocol.tensors import parameter_count
 __all__ = ["Cell", "main", "missed"]
 
 OFF = 0.15
-"""Of a measured round, that the clock may be off."""
+"""Largest error of the clock, as a share of a measured round."""
 LINES = (20e6, 50e6, 200e6)
 """Bits per second, the slowest first: a run's deadlines follow the times it has seen."""
 WIDTHS, CLUSTERS = (128, 256), (2, 4)
@@ -118,12 +119,12 @@ class Cell:
     parameters: int
     payload_bytes: float
     bits_per_second: float | None
-    """None: as fast as the machine."""
+    """Bandwidth; None: as fast as the machine."""
     seconds: float
     """Median of its rounds."""
     rounds: Sequence[float]
     clock: float | None = None
-    """Seconds, foretold; None: this cell made the constant."""
+    """Predicted seconds; None: this cell made the constant."""
     arrival_step: int | None = None
 
     @property
@@ -139,7 +140,7 @@ def foretold(cell: Cell, fixed_seconds: float) -> Estimate:
 
 
 def measured(folder: Path, kind: Kind, lines: Sequence[float | None], rounds: int) -> Iterator[Cell]:
-    """On one line after the other; on loopback each is a swarm of its own."""
+    """Measure on one link after the other; on loopback each is a separate swarm."""
     groups = [[line] for line in lines] if lacking() else [list(lines)]
     for number, group in enumerate(groups):
         with swarm(folder / str(number), stdlib().into(kind.run), kind.clusters, STEP_SECONDS, group[0], stdlib()) as running:

@@ -1,10 +1,10 @@
 """Encode, decode and apply of a stage as a share of one inner step and of a phase of H steps, per device kind.
 
-A phase's codec work is: encode one's own payload, decode it (error feedback), decode three payloads, apply. The baseline is the
-inner step (forward, backward, optimizer) of the same tensors on the same device with the same threads, in the same run. Where a
-step of the manifest's tokens takes too long here, fewer are measured and forward and backward are scaled up (they are linear in
-tokens; the optimizer is not scaled); the row says from how many. The 107B-shaped layer does not fit this machine's memory four
-times: its largest matrix stands for it, and attention is left out of its baseline.
+The codec work of a phase: encode its own payload, decode it (error feedback), decode three payloads, apply. The
+baseline is the inner step (forward, backward, optimizer) of the same tensors, device and threads in the same run. If a
+step of the manifest's tokens takes too long here, fewer tokens are measured. Forward and backward are then scaled up,
+because they are linear in tokens; the optimizer is not. The row shows the measured number. This machine's memory does
+not fit four copies of the 107B-shaped layer. Its largest matrix replaces it, without attention in the baseline.
 """
 
 import os
@@ -39,11 +39,11 @@ class Shape:
     compression: dict[str, Any]
     inner_steps: int
     tokens: int
-    """Per inner step, as a manifest of this size says."""
+    """Tokens of an inner step, as in a manifest of this size."""
     measured_tokens: int
-    """Of a measured step."""
+    """Tokens of a measured step."""
     threads: int | None = None
-    """As a stage worker of this size has; None: all."""
+    """Threads of a stage worker of this size; None: all."""
     optimizer: str = "adamw"
     """The inner one."""
     only: str = ""
@@ -168,7 +168,8 @@ def measure(shape: Shape, device: torch.device) -> dict[str, Any]:
     state = StageState(run, shape.stage, specs, passage_of(OuterState.DEVICE, device))
     state.feedback.normal_(generator=torch.Generator(device).manual_seed(0), std=1e-3)
     payloads: list[bytes] = []
-    encode = seconds(lambda: payloads.append(state.encode().raw), device, shape.repeats)  # own decode and packing included
+    # decoding of its own payload and packing included
+    encode = seconds(lambda: payloads.append(state.encode().raw), device, shape.repeats)
     views = [memoryview(payloads[-1])] * PAYLOADS
     apply = seconds(lambda: state.apply(views, [1] * PAYLOADS), device, shape.repeats)  # parse, decode, mean, Nesterov
     return {

@@ -1,7 +1,8 @@
-"""Who scores what in the lab's open round, and what counts after it: the product's committee, samples, measurement and rules.
+"""Scores in the lab's open round, and the contributions that count after it: the product's committee, samples, measurement
+and rules.
 
-A network gives voters less time than the lab does, which measures all that a committee is drawn to score: `scoring.share` cuts
-nothing off here. So its seconds are counted.
+A network gives voters less time than the lab, which measures everything that a committee is drawn to score.
+`scoring.share` cuts nothing off here, so the bench counts its seconds.
 """
 
 import time
@@ -24,23 +25,23 @@ from dilocox.protocol.standing import by_standing
 __all__ = ["Committee", "Measured", "Seconds", "Votes", "Work"]
 
 COORDINATOR = Identity(bytes(32))
-"""Whose signature draws committees and samples."""
+"""Identity whose signature draws committees and samples."""
 SIGNS = 1
-"""Of all voters' sketches: of no attack that knows them."""
+"""Signs in the voters' sketches; no attack knows them."""
 Votes = Mapping[str, bool]
-"""What a voter accepts, by cluster."""
+"""Accepted or not, by cluster, for one voter."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a cluster has on the ballot."""
+    """Contribution of a cluster on the ballot."""
 
     payloads: Sequence[bytes]
     """Digests, by stage."""
     norm: int
     """Code of all of it, as announced."""
     tokens: int
-    """As announced."""
+    """Announced tokens."""
 
 
 @dataclass(frozen=True)
@@ -52,16 +53,16 @@ class Measured:
     author: str
     score: scoring.Score
     harmful: bool
-    """In the eyes of this voter."""
+    """True if this voter found harm."""
 
 
 @dataclass
 class Seconds:
-    """Of this process, over all clusters."""
+    """Seconds of this process, over all clusters."""
 
     training: float = 0.0
     candidates: float = 0.0
-    """Made beside training."""
+    """Seconds for candidates, made beside training."""
     losses: float = 0.0
     """Measured between inner steps."""
 
@@ -80,13 +81,13 @@ class Committee:
     looks_for_bias: bool
     measured: list[Measured] = field(default_factory=list)
     memories: dict[str, bias.Memory] = field(default_factory=dict)
-    """By voter: of what it scored."""
+    """Memory of past scores, by voter."""
 
     def ballot(self, round: int) -> Statement[pb.Ballot]:
         return seal(COORDINATOR, pb.KIND_BALLOT, self.run.run_id, pb.Ballot(round=round))
 
     def closed(self, counted: Mapping[str, int], median: int) -> None:
-        """By a commit: norm codes of whom it counts, and their median."""
+        """Record a commit: the norm codes of the counted clusters, and their median."""
         cut = {name: counting.cut(self.run, code, median) for name, code in counted.items()}
         self.memories = {voter: bias.closed(memory, cut) for voter, memory in self.memories.items()}
 
@@ -128,7 +129,7 @@ class Committee:
         positions: Sequence[int],
         read: Callable[[bytes], memoryview],
     ) -> dict[str, scoring.Score]:
-        """As a worker measures them, one after the other."""
+        """Return the scores as a worker measures them, one after the other."""
         _, clips = counting.clip(self.run, {name: work.norm for name, work in works.items()}, head.standings)
         scores: dict[str, scoring.Score] = {}
         before: float | None = None

@@ -1,7 +1,7 @@
-"""`python -m bench.data [--check] [--quick] [SOURCE…]`: how fast text becomes a corpus, and in how much memory.
+"""`python -m bench.data [--check] [--quick] [SOURCE…]`: rate at which text becomes a corpus, and its memory.
 
-Beside it the work that cannot be left out: reading and hashing the same bytes, and what the encoder alone takes.
---check exits 1 where less than 10 MB of text are made into tokens in a second of one core.
+The table also shows the unavoidable work: reading and hashing the same bytes, and the encoder alone. --check exits with
+1 if one core makes tokens from less than 10 MB of text a second.
 """
 
 import resource
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def measure(folder: Path, source: Path, tokenizer: str) -> dict[str, float]:
-    """With a new encoder each time: one that has seen the text knows its pieces."""
+    """Measure, each time with a new encoder: one that has read the text knows its pieces."""
     size, encoder = source.stat().st_size / 1e6, open_encoder(tokenizer)
     alone = seconds(lambda: encoder.encode([text for text, _ in documents(source, "text")]))
     hashed = seconds(lambda: sha256(*(text.encode() for text, _ in documents(source, "text"))))

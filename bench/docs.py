@@ -28,14 +28,14 @@ PLAN = "`dilocox plan --paper`: three rows make the constants that were not publ
 REPRODUCED = "\n![loss over time on the line](results/reproduce.png)\n"
 POISONING = DOCS / "poisoning.md"
 PAGE, TEXT = DOCS / "results.md", DOCS / "results-notes.md"
-"""What people wrote goes in front of the tables."""
+"""Generated page, and the handwritten text in front of its tables."""
 
 Results = Mapping[str, dict[str, Any]]
-"""Of benches, by name."""
+"""Results by bench."""
 
 
 def told(*folders: Path) -> Results:
-    """What each bench of the page wrote, in the first of these folders that has it."""
+    """Return the results of each bench of the page, from the first of these folders that has them."""
     found = {name: next((path for at in folders if (path := at / f"{name}.json").exists()), None) for _, name, _ in SECTIONS}
     return {name: json.loads(path.read_text()) for name, path in found.items() if path is not None}
 
@@ -75,14 +75,14 @@ def study(result: dict[str, Any]) -> str:
 
 
 def tabled(result: dict[str, Any], command: str) -> str:
-    """Of a bench that keeps its own table."""
+    """Return the table of a bench that formats its own."""
     values = result["results"]
     shown = markdown(values["table"]["columns"], values["table"]["cells"])
     return f"`{command}` ({machine(result)})\n\n{shown}\n\n" + "\n".join(f"- {note}" for note in values["notes"]) + "\n"
 
 
 def settings(result: dict[str, Any]) -> str:
-    """What the rows of the paper's table are trained with."""
+    """Return the training settings of the rows in the paper's table."""
     rows = [
         [name, choice_text(row["chosen"]), ", ".join(f"{trial['loss']:.3f}" for trial in row["tried"])]
         for name, row in result["results"]["rows"].items()
@@ -101,7 +101,8 @@ def plan() -> str:
 
 
 def keep_runs(before: Mapping[str, Any], folder: Path, path: Path) -> None:
-    """Every run of a bench beside its tables: whoever calls it next goes on from them. `before`: those that are there already."""
+    """Store every run of a bench beside its tables, so that a later call continues from them. `before`: runs stored
+    already."""
     known = {**before, **{path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}}
     if known:
         path.write_text(
@@ -110,7 +111,7 @@ def keep_runs(before: Mapping[str, Any], folder: Path, path: Path) -> None:
 
 
 def poisoning(defence: str) -> str:
-    """Of the registered settings, what is finished."""
+    """Return the finished part of the registered settings."""
     return markdown(*scored(FULL, [attack.name for attack in ATTACKS], defence))
 
 
@@ -126,7 +127,7 @@ SECTIONS: Sequence[tuple[str, str, Callable[[dict[str, Any]], str]]] = (
     ("One exchange", "exchange", lambda r: tabled(r, "python -m bench.exchange")),
     ("Adaptive compression", "adaptive", adaptive),
 )
-"""Of the page: each has a bench, whose results it is made of."""
+"""Sections of the page; each is made of the results of a bench."""
 
 
 def page(results: Results) -> str:

@@ -55,7 +55,8 @@ def _kept(feedback: Tensor, sizes: Sequence[int], k: int) -> Iterator[Tensor]:
 
 
 def _largest_of_groups(magnitude: Tensor, k: int) -> Tensor:
-    """Return the mask of the k largest magnitudes of every GROUP; a shorter last group keeps its share. Zeros are never kept."""
+    """Return the mask of the k largest magnitudes of every GROUP; a shorter last group has its share. Zeros are never
+    selected."""
     padded = torch.nn.functional.pad(magnitude, (0, -len(magnitude) % GROUP)).view(-1, GROUP)
     mask = torch.zeros_like(padded, dtype=torch.bool).scatter_(1, padded.topk(k, dim=1).indices, True)
     last = len(magnitude) - GROUP * (len(padded) - 1)

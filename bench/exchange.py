@@ -1,9 +1,11 @@
-"""One round's exchange of 26.0M parameters among four peers: ours, hivemind's averager and gloo's all-reduce, in the same run.
+"""Exchange of one round of 26.0M parameters among four peers: ours, hivemind's averager and gloo's all-reduce, in the same
+run.
 
-Each peer is a process of one thread, in a network namespace (root; elsewhere on loopback, and no line is shaped); the time is from
-a common start until the last one is done. Ours is what the product does: encode, store, announce, fetch over TLS with credentials,
-check, apply; the bench stands for the coordinator and passes announcements on. hivemind's groups stand before its time begins.
-gloo and hivemind move the same parameters in float32, hivemind also in 8 bits. `--check` exits with 1 where a bar is missed.
+Each peer is a process of one thread, in a network namespace (root; otherwise on loopback, without shaped links). The
+time runs from a common start until the last peer is done. Ours does the product's work: encode, store, announce, fetch
+over TLS with credentials, check, apply. The bench replaces the coordinator and forwards announcements. hivemind's
+groups are complete before its time begins. gloo and hivemind exchange the same parameters in float32, hivemind also in
+8 bits. `--check` exits with 1 if a bar is missed.
 """
 
 import json
@@ -26,7 +28,7 @@ __all__ = ["Row", "main", "missed"]
 
 PEERS = 4
 SHAPED = 100e6
-"""Bits per second of each peer's line, each way."""
+"""Bits per second of each peer's link, each way."""
 KINDS = ("ours", "gloo", "hivemind", "hivemind, 8 bit")
 ROUNDS, QUICK_ROUNDS = 5, 2
 BAR = 5.0
@@ -38,11 +40,11 @@ class Row:
     kind: str
     bits_per_second: float | None
     seconds: Sequence[float]
-    """Of each exchange, after a first one."""
+    """Seconds of each exchange, after a first one."""
     bytes: float
     """That a peer's line carried in one, both directions, headers included; 0: not measured."""
     encode_seconds: float = 0.0
-    """Of ours: until the slowest had encoded and stored."""
+    """Seconds of our exchange until the slowest peer had encoded and stored."""
 
     @property
     def median(self) -> float:
@@ -76,7 +78,7 @@ def exchanged(kind: str, found: Sequence[Peer], round: int) -> tuple[float, floa
     done = [peer.said() for peer in found]
     seconds = time.monotonic() - began
     for peer in found:
-        peer.tell(end=True)  # what they hold is looked at when nobody works any more
+        peer.tell(end=True)  # compare their results after all peers have finished
     if len({json.dumps(peer.said()["result"]) for peer in found}) > 1 and kind in ("ours", "gloo"):
         raise SystemExit(f"{kind}: the peers do not hold the same after an exchange")
     return seconds, max(each.get("encode_seconds", 0.0) for each in done)

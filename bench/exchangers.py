@@ -1,8 +1,10 @@
-"""One peer of `python -m bench.exchange`, in a process of its own: it is told on stdin what to do, and answers on stdout.
+"""One peer of `python -m bench.exchange`, in a separate process: it reads commands from stdin, and answers on stdout.
 
-ours       encodes, stores, announces (the bench passes announcements on, as a coordinator does); then fetches, checks and applies
+ours       encodes, stores and announces (the bench forwards announcements, as a coordinator does); then fetches,
+           checks and applies
 gloo       torch.distributed.all_reduce of the same parameters in float32
-hivemind   hivemind's averager, of the same in float32, sent as it is or in 8 bits; its group stands before the time begins
+hivemind   hivemind's averager, with the same parameters in float32, sent unchanged or in 8 bits; its group is
+           complete before the time begins
 """
 
 import asyncio
@@ -52,9 +54,9 @@ WIDTHS = {
 }
 LAYERS, QUICK_LAYERS = 8, 1
 BASE = bytes(32)
-"""The state root that everybody built on, and the commit before."""
+"""State root that all peers built on, and the previous commit."""
 DEVIATION = 1e-3
-"""Of a pseudo-gradient's values."""
+"""Standard deviation of a pseudo-gradient's values."""
 
 
 def run_of(layers: int) -> Manifest:
@@ -169,7 +171,7 @@ async def ours(rank: int, address: str, folder: Path, run: Manifest) -> None:
 
 
 async def collective(rank: int, size: int, prepare: Callable[[torch.Tensor, int], Callable[[], torch.Tensor]]) -> None:
-    """`prepare` gives what exchanges a tensor, once everybody is ready."""
+    """Run a collective exchange. `prepare` returns the function that exchanges a tensor, when all peers are ready."""
     while True:
         round = (await told())["begin"]
         exchange = await asyncio.to_thread(prepare, gradient(size, rank, round), round)

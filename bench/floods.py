@@ -1,6 +1,7 @@
-"""Floods of one unknown address: calls on every method, connections opened again and again, headers without an end, HTTP requests.
+"""Floods from one unknown address: calls on every method, repeated connections, headers without an end, HTTP requests.
 
-An honest caller without a name asks meanwhile, from the same address, over gRPC and HTTP. What becomes of its calls is measured.
+An honest caller without a credential calls from the same address, over gRPC and HTTP. The bench measures the fate of
+its calls.
 """
 
 import asyncio
@@ -33,9 +34,9 @@ LEAST_ANSWERED = 0.99
 MOST_MEDIAN_SECONDS = 0.020
 MOST_GROWTH_BYTES = 50 << 20
 UNFINISHED_BYTES = 160 << 20
-"""And while an address has 6,400 calls under way, the most that it may: gRPC and Python take about 18 KiB for each."""
+"""Bytes while an address has 6,400 calls in progress, its maximum: gRPC and Python take about 18 KiB for each."""
 UNFINISHED_LEFT_BYTES = 100 << 20
-"""And of these `BACK_SECONDS` later: fragments of the heap, which the next flood uses again."""
+"""Bytes left of these after `BACK_SECONDS`: fragments of the heap, which the next flood reuses."""
 MOST_LEFT_BYTES = 20 << 20
 """Above what a daemon held before a flood, so many seconds after it."""
 BACK_SECONDS = 10.0
@@ -43,19 +44,19 @@ CALLS_PER_SECOND = 3000
 CONNECTIONS = 60
 """That send headers without an end at once, …"""
 CONNECTION_BYTES = 40 << 20
-"""… and as much on each."""
+"""Bytes on each of them."""
 STREAMS = 100
 MESSAGE_BYTES = 4 << 20
 PART_BYTES = 16_000
-"""Of a message in one frame: a little less than the largest that every server takes."""
+"""Bytes of a message in one frame: a little less than the largest that every server accepts."""
 POLL_SECONDS = 0.001
 """Pause of the attacker while a socket takes nothing."""
 PACE_SECONDS = 0.002
-"""Pause of the attacker that keeps its rate, or has written all that windows allow."""
+"""Pause of an attacker that limits its rate, or has written all that windows allow."""
 RECONNECT_SECONDS = 1.0
 """Pause of the attacker after a connection was shut, unless the flood connects again at once."""
 ASK_SECONDS = 0.05
-"""Between two calls of the honest caller."""
+"""Seconds between two calls of the honest caller."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ FLOODS = [
 ]
 
 
-# The flood, in a process of its own.
+# The flood, in a separate process.
 
 
 def _calls(path: str) -> Iterator[bytes]:
@@ -242,7 +243,7 @@ def _attack(flood: Flood, address: str, seconds: float, pipe: Connection) -> Non
 @dataclass
 class Asked:
     seconds: list[float] = field(default_factory=list)
-    """Of each call that was answered."""
+    """Seconds of each answered call."""
     failed: int = 0
 
     async def one(self, call: Callable[[], Any]) -> None:
@@ -327,7 +328,7 @@ def flood_rows(floods: list[dict[str, Any]]) -> list[list[str]]:
 
 
 def missed_floods(floods: list[dict[str, Any]]) -> list[str]:
-    """Return the bars that do not hold, as sentences."""
+    """Return the missed bars, as sentences."""
     found = []
     for each in floods:
         name = each["flood"]

@@ -1,9 +1,10 @@
-"""Garbage into every parser and every RPC: nothing gets in, nothing crashes, memory stays flat.
+"""Garbage into every parser and every RPC: none is accepted, none crashes a process, memory stays constant.
 
-`python -m bench.fuzz` gives 10⁷ inputs to the parsers (bench/parsers.py) and 10⁵ to the RPCs of real servers (bench/calls.py), and
-prints how many went where. What is done is kept in bench/results/fuzz, so an interrupted bench goes on where it was; a chunk that
-found something is done again, to see whether it still does. Parsers run in a child process: one that dies, or hangs, is a finding
-like any other, and another takes its place. `--replay "chain.db:4711"` gives one input again, here, to a debugger.
+`python -m bench.fuzz` gives 10⁷ inputs to the parsers (bench/parsers.py) and 10⁵ to the RPCs of real servers
+(bench/calls.py). It prints the count of each outcome. bench/results/fuzz stores finished chunks, so an interrupted
+bench continues from there. A chunk with a finding runs again, to see whether it repeats. Parsers run in a child
+process. A child that dies, or hangs, is a finding like any other, and a new child replaces it. `--replay
+"chain.db:4711"` gives one input again in this process, for a debugger.
 """
 
 import asyncio
@@ -38,7 +39,7 @@ __all__ = ["main", "plan", "run_chunk"]
 PARSED, CALLED = 10_000_000, 100_000
 QUICK_PARSED, QUICK_CALLED = 60_000, 2_000
 CHUNKS = 20
-"""Of each target: what an interruption costs is one of them."""
+"""Chunks of each target: an interruption costs one of them."""
 MOST_GROWTH_BYTES = 50 << 20
 HANG_SECONDS = 60.0
 """One input that takes longer hangs: the slowest honest one takes milliseconds."""
@@ -57,13 +58,13 @@ class Chunk:
 
 @dataclass
 class Outcome:
-    """What came of a chunk."""
+    """Results of a chunk."""
 
     inputs: int = 0
     accepted: int = 0
     seconds: float = 0.0
     findings: dict[str, list[int]] = field(default_factory=dict)
-    """By what was raised: the number of its first input, and how many there were."""
+    """Findings by exception: the number of the first input, and the count."""
     resident: int = 0
     """Bytes of the process at its end."""
 
@@ -84,7 +85,7 @@ def spoilt(mutator: Mutator, target: Target, seed: int, number: int) -> bytes:
 
 
 def run_chunk(target: Target, chunk: Chunk, seed: int, at: Any) -> Outcome:
-    """`at.value`: the number of the input that is being given, for whoever finds this process dead."""
+    """Run a chunk. `at.value`: the number of the current input, for a parent that finds this process dead."""
     outcome, mutator, started = Outcome(inputs=chunk.count), Mutator(0), time.perf_counter()
     for number in range(chunk.first, chunk.first + chunk.count):
         at.value = number
@@ -104,15 +105,15 @@ def run_chunk(target: Target, chunk: Chunk, seed: int, at: Any) -> Outcome:
 
 
 def described(error: BaseException) -> str:
-    """By where it was raised: the same bug has one line."""
+    """Describe an error by the line that raised it: the same bug has one description."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     what = ": " + str(error).partition("\n")[0] if isinstance(error, AssertionError) else ""
     return f"{type(error).__name__}{what} at {Path(last.filename).name}:{last.lineno}"[:160]
 
 
 def work(chunks: Sequence[Chunk], seed: int, at: Any, pipe: Connection) -> None:
-    """In a child process: an outcome for each chunk."""
-    logging.disable(logging.CRITICAL)  # what is set aside or refused is said in a line each
+    """Yield an outcome for each chunk, in a child process."""
+    logging.disable(logging.CRITICAL)  # each rejected or ignored input logs a line
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as folder:
         rows = {row.name: row for row in targets(Path(folder))}
@@ -141,7 +142,7 @@ class Worker:
         self.moved_at = time.monotonic()
 
     def look(self) -> Iterator[tuple[Chunk, Outcome]]:
-        """What it has done since the last look."""
+        """Yield the outcomes since the last call."""
         if self.process is None and self.waiting:
             self.start()
         try:
@@ -178,7 +179,7 @@ class Worker:
 
 
 class Progress:
-    """What is done, on disk: a chunk of inputs by its place."""
+    """Finished chunks on disk, by their position."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -237,7 +238,7 @@ def summary(name: str, outcomes: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def missed(lines: Sequence[dict[str, Any]], wanted: int) -> list[str]:
-    """Bars that do not hold, as sentences."""
+    """Return the missed bars, as sentences."""
     found = [f"{count} × {what}" for line in lines for what, count in list(line["findings"].items())[:SHOWN]]
     found += [f"{line['target']}: {line['growth'] >> 20} MiB more" for line in lines if line["growth"] > MOST_GROWTH_BYTES]
     given = sum(line["inputs"] for line in lines)

@@ -1,9 +1,10 @@
-"""What the boxes of a cluster hold in memory, beside what `dilocox plan` says: 350M parameters on two boxes of one CPU worker.
+"""Memory of a cluster's hosts, beside the estimate of `dilocox plan`: 350M parameters on two hosts of one CPU worker.
 
-1B widths with a quarter of the layers, in float32. Each box is a process that trains its half of the pipeline for some steps, ends
-a phase as the node does, and applies a commit. What it holds is its anonymous memory, less what it held after the same with a model
-of almost nothing: Python, torch, threads. In training: the most of any moment of the steps. At a boundary: with copies of the
-moments, what an encoder needs, and payloads on their way. `--check` exits with 1 where a bar is missed.
+The model has 1B widths with a quarter of the layers, in float32. Each host is a process that trains its half of the
+pipeline for some steps. Then it ends a phase as the node does, and applies a commit. The result is its anonymous
+memory, less that of the same process with a tiny model: Python, torch, threads. In training it is the maximum over all
+steps. At the end of a phase it includes copies of the moments, the encoder's memory, and payloads in transit. `--check`
+exits with 1 if a bar is missed.
 """
 
 import multiprocessing
@@ -41,7 +42,7 @@ __all__ = ["main", "missed"]
 
 BOXES = 2
 OFF = 0.1
-"""By which what a box holds may differ from what is planned."""
+"""Largest difference between a host's memory and the estimate, as a share."""
 STEPS = 2
 LOOK_SECONDS = 0.01
 SIZES = {size.name: size for size in (*boundary.SHAPES, *boundary.QUICK)}
@@ -57,14 +58,14 @@ def run_of(shape: Shape, codec: str) -> Manifest:
 
 
 def anonymous() -> int:
-    """Bytes of ours that no file stands behind."""
+    """Return the bytes of this process without a file behind them."""
     found = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found is not None
     return int(found[1]) << 10
 
 
 class Most:
-    """Of the memory that was held while it looked."""
+    """Maximum of the memory while it measured."""
 
     def __init__(self) -> None:
         self.bytes, self._over = anonymous(), threading.Event()
@@ -108,7 +109,7 @@ def train(run: Manifest, folder: Path) -> tuple[int, int]:
 
 
 def work(rank: int, size: str, codec: str, folder: Path) -> dict[str, int]:
-    """In a process of its own."""
+    """Measure a host, in a separate process."""
     os.environ.update({"RANK": str(rank), "WORLD_SIZE": str(BOXES), RENDEZVOUS: str(folder / "meeting")})
     join_generation(torch.device("cpu"))
     torch.set_num_threads(1)

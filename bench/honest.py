@@ -1,5 +1,5 @@
-"""Peers that do what a node does, without training: the node's own machine over real TLS and gRPC, its steps a pause, its payloads
-noise. What a bench measures with them is everything else."""
+"""Peers that behave as a node without training: the node's own machine over real TLS and gRPC, with a pause for steps and
+noise for payloads. A bench measures everything else with them."""
 
 import asyncio
 import itertools
@@ -37,7 +37,7 @@ AGAIN_SECONDS = 0.2
 
 
 def state_root(trained: int) -> bytes:
-    """Of the state after so many commits that counted somebody: everybody comes to the same."""
+    """Return the state root after `trained` commits that counted a cluster; it is equal for all peers."""
     return sha256(b"state", trained.to_bytes(8, "big"))
 
 
@@ -168,5 +168,5 @@ class HonestPeer:
     async def _beat(self) -> None:
         while True:
             await self._coordinator.submit_once(self._heartbeat().envelope)
-            self._speak.set()  # what the coordinator does not hold is said again
+            self._speak.set()  # send again the statements that the coordinator does not have
             await asyncio.sleep(BEAT_SECONDS)

@@ -1,7 +1,7 @@
-"""Many hostile connections to a coordinator and to a peer, in a process of their own: idle, half open, slow, greedy, talkative.
+"""Many hostile connections to a coordinator and to a peer, in one process: idle, half open, slow, greedy, busy.
 
-Each comes from a loopback address of its own (127.0.1.1 … 127.0.4.250), so that what bounds one address bounds nothing here; gRPC's
-go through a relay that binds them. Whoever is thrown out comes again.
+Each has its own loopback address (127.0.1.1 … 127.0.4.250), so limits of one address do not limit them here. gRPC's
+connections pass through a relay that binds these addresses. A rejected connection opens again.
 """
 
 import asyncio
@@ -35,12 +35,12 @@ __all__ = ["attack"]
 AGAIN_SECONDS = 2.0
 """Before a connection that was ended, or a call that was refused, is made again."""
 DRIP_SECONDS = 1.0
-"""Between two bytes of a slow request."""
+"""Seconds between two bytes of a slow request."""
 TALK_PER_SECOND = 50
 """Junk calls of all talkers together."""
 HANDSHAKE_SECONDS = 30.0
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
-"""How an HTTP/2 client begins; then a frame header that promises more than ever comes."""
+"""Start of an HTTP/2 client, then a frame header that promises more bytes than ever arrive."""
 HELLO = bytes.fromhex("160301020001000 1fc0303".replace(" ", "")) + bytes(32)
 """The first 43 bytes of a TLS handshake."""
 
@@ -51,10 +51,10 @@ class Attack:
     servers: list[pb.PeerRecord]
     """The coordinator's, then a peer's."""
     blob: bytes
-    """Digest of a large one that the peer holds."""
+    """Digest of a large blob that the peer has."""
     seed: int
     counts: Counter[str] = field(default_factory=Counter)
-    """What became of what was tried."""
+    """Outcomes of the attempts."""
 
     def __post_init__(self) -> None:
         self.random = Random(self.seed)
@@ -170,7 +170,7 @@ class Attack:
             await channel.close()
 
     async def talk(self, record: pb.PeerRecord, pause: float) -> None:
-        """Junk, somebody else each time."""
+        """Send invalid calls, each from another peer."""
         channel, mutator = self.channel(record), Mutator(self.random.randrange(1 << 32))
         try:
             while True:
@@ -263,8 +263,8 @@ async def _attack(run_id: bytes, servers: list[bytes], blob: bytes, connections:
 
 
 def attack(run_id: bytes, servers: list[bytes], blob: bytes, connections: int, seed: int, pipe: Connection) -> None:
-    """In a child process, which says when all have come. When something is sent to it, it says what became of them; then it waits
-    to be killed."""
+    """Attack in a child process, which reports when all connections are open. At the next message it reports their
+    outcomes; then it waits for its kill."""
     allow_open_files(16 * connections)
     os.nice(5)  # the machine is small: what is measured is the servers, not who attacks them
     asyncio.run(_attack(run_id, servers, blob, connections, seed, pipe))

@@ -8,7 +8,7 @@ from collections import defaultdict
 __all__ = ["PREFACE", "Windows", "call", "connect", "continuation", "headers", "open_headers", "part_of_message"]
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
-"""How a client begins: the magic, and a SETTINGS frame without settings."""
+"""Start of a client: the magic, and a SETTINGS frame without settings."""
 DATA, HEADERS, SETTINGS, WINDOW_UPDATE, CONTINUATION = 0, 1, 4, 8, 9
 INITIAL_WINDOW_SIZE = 4
 FIRST_WINDOW = 65_535
@@ -27,7 +27,7 @@ def literal(name: bytes, value: bytes) -> bytes:
 
 
 def call(path: str, stream: int, message: bytes = b"") -> bytes:
-    """Encode one whole gRPC call on a stream of its own."""
+    """Encode one whole gRPC call on a separate stream."""
     return frame(HEADERS, END_HEADERS, stream, _fields(path)) + frame(
         DATA, END_STREAM, stream, b"\0" + struct.pack(">I", len(message)) + message
     )
@@ -39,7 +39,7 @@ def headers(path: str, stream: int) -> bytes:
 
 
 def part_of_message(stream: int, size: int, first: bool, message_bytes: int) -> bytes:
-    """Encode so many bytes of a call's message. `first`: the first five tell the whole message's size."""
+    """Encode `size` bytes of a call's message. `first`: the first five bytes contain the whole message's size."""
     payload = b"\0" + struct.pack(">I", message_bytes) + bytes(size - 5) if first else bytes(size)
     return frame(DATA, 0, stream, payload)
 

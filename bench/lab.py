@@ -1,8 +1,9 @@
-"""Clusters in one process, exchanging through function calls: the product without its network and clock.
+"""Clusters in one process that exchange through function calls: the product without its network and clock.
 
-Each cluster drives the phase machine (protocol/phase.py) and the trainer as a worker of one rank does, so a bench measures what the
-product runs: a golden test holds the two to the same bits. What a network would do is said in steps, when a commit arrives; or by a
-site, whose clock (node/clock.py) says that of the payloads' own bytes, and what the time is.
+Each cluster drives the phase machine (protocol/phase.py) and the trainer as a worker of one rank does. So a bench
+measures the product's code: a golden test verifies equal bits. Steps replace the network's delay: they say when a
+commit arrives. Alternatively a site's clock (node/clock.py) computes that delay from the payloads' bytes, and gives the
+time.
 """
 
 import math
@@ -51,13 +52,13 @@ class Point:
     error: float
     """Mean relative error of the payloads in the commit."""
     rank_or_k: int = 0
-    """Of their codec."""
+    """Rank or k of their codec."""
     seconds: float = 0.0
-    """By the site's clock, when the commit is applied; 0 where there is no site."""
+    """Seconds by the site's clock when the commit is applied; 0 without a site."""
 
 
 def process_group_of_one() -> None:
-    """What a pipeline of one worker needs, in a process that trains on one thread."""
+    """Create the process group for a pipeline of one worker, in a process that trains on one thread."""
     torch.set_num_threads(1)
     if not dist.is_initialized():
         dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())  # type: ignore[attr-defined]
@@ -82,7 +83,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Sent:
-    """What a cluster contributed to a round."""
+    """Contribution of a cluster to a round."""
 
     contribution: pb.Contribution
     leaves: Sequence[pb.Leaf]
@@ -94,7 +95,7 @@ class Sent:
 
 
 def announcement(stages: Sequence[EncodedStage], tokens: int) -> Sent:
-    """What a cluster says of its payloads; of no round yet."""
+    """Return a cluster's announcement of its payloads, for no round yet."""
     leaves = [
         pb.Leaf(
             stage=stage,
@@ -121,13 +122,14 @@ class Hostile(Protocol):
     def clusters(self) -> Container[int]: ...
 
     def targets(self, lab: "Lab", targets: Tensor) -> Tensor:
-        """What they train on instead."""
+        """Return the targets that they train on instead."""
 
     def announce(self, lab: "Lab", sent: Mapping[str, Sent]) -> Mapping[str, Sent]:
-        """What they announce, by cluster, having seen everybody's work and their own; new payloads go to `lab.put`."""
+        """Return their announcements, by cluster, made from the work of all clusters and their own; new payloads go to
+        `lab.put`."""
 
     def vote(self, lab: "Lab", voter: str, found: Votes) -> Votes:
-        """What one of them says of each contribution, having found this."""
+        """Return the voter's verdict on each contribution, from its honest votes."""
 
 
 @dataclass
@@ -137,15 +139,15 @@ class Lab:
     arrive_at: int | Arrival = 0
     """Inner step of the next phase at which a commit arrives; means nothing where a cluster waits for it."""
     site: Site | None = None
-    """By whose clock a commit arrives instead."""
+    """Site whose clock decides when a commit arrives instead."""
     speeds: Sequence[float] = ()
-    """Of time-boxed rounds: inner steps that each cluster takes in a second."""
+    """Inner steps a second of each cluster, for time-boxed rounds."""
     names: Sequence[str] = ()
     """Cluster ids, in order: payloads are added up in it."""
     device: torch.device = CPU
     evaluate_every: int = 1
     data: Path | None = None
-    """Where the run's corpus lies; None: it is the standard library's."""
+    """Folder of the run's corpus; None: it is the standard library's."""
     hostile: Hostile | None = None
     looks_for_bias: bool = True
     """True: voters take sketches, as in the product."""
@@ -157,30 +159,30 @@ class Lab:
         self._names = names = self.names or [f"cluster-{index:04}" for index in range(self.clusters)]
         roster = {name: Cluster(name, (), joined=1) for name in names}
         self.counted: dict[str, Sent] = {}
-        """In the last commit, by cluster."""
+        """Contributions of the last commit, by cluster."""
         self.announced: dict[str, Sent] = {}
-        """For it."""
+        """Contributions announced for the last commit."""
         self.refused: list[str] = []
-        """What voters said of hostile payloads."""
+        """Reasons of voters to reject hostile payloads."""
         self.harmful: list[tuple[int, str]] = []
         """Round and author of what its committee refused."""
         self.judged: list[tuple[int, str]] = []
-        """Of all that was well made."""
+        """Verdicts on all valid contributions."""
         self.seconds = Seconds()
         self.takes: list[Take] = []
         self.head = self._advance(replace(initial_head(""), roster=roster), {})
-        """What it makes of the run."""
+        """Head that the chain implies."""
         self._rank_or_k = self.head.rank_or_k
-        """Of its payloads."""
+        """Rank or k of the head's payloads."""
         self._blobs: dict[bytes, bytes] = {}
         self._contributions: dict[str, Sent] = {}
-        """Of the open round, by cluster."""
+        """Contributions of the open round, by cluster."""
         self._samples_read: dict[str, int] = {}
         if self.site is not None and self.site.clusters != self.clusters:
             raise ConfigError(f"a lab of {self.clusters} clusters on a site of {self.site.clusters}")
         self.timeline = Timeline(self.site) if self.site is not None else None
         self._phase_steps = 0
-        """Of the longest phase of the open round."""
+        """Steps of the longest phase of the open round."""
         self.wire_bytes = self.tokens = 0
         self.dataset: Dataset = load_dataset(self.run, self.data or stdlib().folder)
         self.committee = Committee(self.run, self.dataset, self.seconds, self.looks_for_bias)
@@ -189,7 +191,7 @@ class Lab:
             self.members.append(Member(self.beginner(), phase.begin(self.run, name, self.head)))
 
     def beginner(self) -> Trainer:
-        """One that holds what the run begins with."""
+        """Return a trainer with the initial state of the run."""
         trainer = Trainer(self.run, Mesh(device=self.device))
         if self.states is not StageState:
             trainer.states = [self.states(self.run, stage) for stage in trainer.stages]
@@ -204,7 +206,7 @@ class Lab:
         """Before anybody reads or writes live parameters."""
 
     def batch(self, index: int, positions: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Of a cluster: (inputs, targets)."""
+        """Return the batch of a cluster: (inputs, targets)."""
         return self.dataset.batch(positions)
 
     @property
@@ -218,7 +220,7 @@ class Lab:
 
     @property
     def payload_bytes(self) -> int:
-        """Of the largest cluster's payloads in the last commit."""
+        """Return the bytes of the largest cluster's payloads in the last commit."""
         return max((int(sent.contribution.size) for sent in self.counted.values()), default=0)
 
     def rounds(self) -> Self:
@@ -251,7 +253,7 @@ class Lab:
         self._blobs = {digest: raw for digest, raw in self._blobs.items() if digest in kept}
 
     def _method(self) -> Method:
-        """Of the last commit."""
+        """Return the method of the last commit."""
         rounds = self.run.rounds
         return Method("", self.payload_bytes, self.head.inner_steps, rounds.max_inner_steps, rounds.overlap)
 
@@ -259,7 +261,7 @@ class Lab:
         return round > 0 and self.run.overlap(round) == "none"
 
     def _counted(self) -> dict[str, Sent]:
-        """Everybody's work, and of what hostile clusters announce all that is well made, but what its committee refuses."""
+        """Return the counted contributions: all honest ones, and valid hostile announcements that no committee rejected."""
         announced = self.announced = self._announced()
         well_made = {name: sent for name, sent in sorted(announced.items()) if self._is_well_made(name, sent)}
         refused = self._refused(announced, well_made) if self.run.scoring.voters else {}
@@ -283,7 +285,8 @@ class Lab:
         return self.hostile is not None and self._names.index(name) in self.hostile.clusters
 
     def _refused(self, announced: Mapping[str, Sent], well_made: Container[str]) -> Container[str]:
-        """By their committees: every phase of the round is over and no commit has come, so everybody's Θ is what it built on."""
+        """Return the contributions that their committees reject. Every phase of the round is over and no commit has
+        arrived, so each Θ is still the round's base."""
         trainers = {member.state.cluster: member.trainer for member in self.members}
         works = {
             name: Work(sent.payloads, sent.contribution.norm, sent.contribution.tokens) for name, sent in announced.items()
@@ -305,7 +308,7 @@ class Lab:
         return True
 
     def put(self, raw: bytes) -> bytes:
-        """Keep a payload of the open round; its digest."""
+        """Store a payload of the open round; return its digest."""
         digest = digest_of([raw])
         self._blobs[digest] = raw
         return digest
@@ -383,7 +386,7 @@ class Lab:
         member.prepared = self.head
 
     def payload(self, digest: bytes) -> memoryview:
-        """Of the last commit, or in the making."""
+        """Return a payload of the last commit, or of the open round."""
         return memoryview(self._blobs[digest])
 
     def _encode(self, member: Member, ended: Encode) -> None:
@@ -396,8 +399,8 @@ class Lab:
         self._phase_steps = max(self._phase_steps, ended.inner_steps)
 
     def _advance(self, head: Head, samples_read: dict[str, int]) -> Head:
-        """What chain.compose makes of a round; but who does not count keeps its seat, which a run takes after MISSED_COMMITS, and
-        what it read is settled."""
+        """Advance the head as chain.compose does. But a cluster that is not counted retains its seat, which a run takes
+        after MISSED_COMMITS, and its samples are settled."""
         ledger, bodies = head.ledger, {name: sent.contribution for name, sent in self.counted.items()}
         for name in sorted(samples_read):
             ledger = ledger.settle(name, samples_read[name])

@@ -1,7 +1,7 @@
-"""Real swarms on lines of a known speed, for benches that compare what they take with what the clock says.
+"""Real swarms on links of a known bandwidth, for benches that compare their times with the clock.
 
-As root each member has a network namespace of its own, and the nodes' lines are shaped both ways; elsewhere all are on loopback,
-and a limit on what nodes send is all there is.
+As root each member has a network namespace, and the nodes' links are shaped both ways. Otherwise all members are on
+loopback, with only a limit on the nodes' sends.
 """
 
 import time
@@ -22,12 +22,12 @@ __all__ = ["PATIENCE_SECONDS", "Swarm", "swarm", "until"]
 T = TypeVar("T")
 POLL_SECONDS = 0.05
 PATIENCE_SECONDS = 1800.0
-"""For which a swarm may stand still."""
+"""Seconds that a swarm may spend without progress."""
 
 
 def until(condition: Callable[[], T | None], progress: Callable[[], Any] = lambda: None) -> T:
-    """What it gives, as soon as that is something. `progress`: looked at when patience ends, which begins anew where that has
-    changed."""
+    """Return the condition's first value that is not None. `progress`: read at the end of patience, which starts again if
+    this value has changed."""
     seen, deadline = progress(), time.monotonic() + PATIENCE_SECONDS
     while not (value := condition()):
         if time.monotonic() > deadline:
@@ -47,13 +47,13 @@ class Swarm:
         return len(self.testnet.nodes)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Of the rounds that have closed."""
+        """Return the closed rounds."""
         if failed := self.testnet.failed():
             raise SystemExit(f"{failed[0].name} ended:\n{self.testnet.last_words(failed[0])}")
         return [row for row in self.testnet.coordinator.get("/v1/rounds") or [] if row["round"] > 0]
 
     def shape(self, bits_per_second: float | None) -> None:
-        """Of every node's line from now on, in namespaces; None: as fast as the machine is."""
+        """Shape every node's link from now on, in namespaces; None: as fast as the machine is."""
         assert self.testnet.network is not None
         for node in self.testnet.nodes:
             if bits_per_second is None:
@@ -66,7 +66,7 @@ class Swarm:
         return len(self.rows())
 
     def measure(self, rounds: int) -> list[dict[str, Any]]:
-        """So many whole rounds that open from now on. Exits where one does not count everybody."""
+        """Measure whole rounds that open from now on. Exits if one does not count all clusters."""
         first = len(self.rows()) + 1  # the open one is not whole
         found = until(lambda: rows if len(rows := self.rows()) >= first + rounds else None, self.closed)
         if any(row["counted"] < self.clusters for row in found[first:]):
@@ -74,12 +74,12 @@ class Swarm:
         return found[first : first + rounds]
 
     def steps(self) -> dict[str, tuple[int, float]]:
-        """Of every node: (inner steps since its start, its worker's clock when it last said so, in seconds)."""
+        """Return for every node (inner steps since its start, seconds of its worker's clock at its last report)."""
         documents = {node.name: until(lambda node=node: node.get("/v1/status")) for node in self.testnet.nodes}  # type: ignore[misc]
         return {name: (said["total_steps"], said["clock_seconds"]) for name, said in documents.items()}
 
     def traffic(self) -> dict[str, Traffic]:
-        """Of every node's line since it was laid; empty on loopback."""
+        """Return the traffic of every node's link since its creation; empty on loopback."""
         network = self.testnet.network
         return {node.name: network.traffic(WAN)[node.name] for node in self.testnet.nodes} if network is not None else {}
 
@@ -105,7 +105,7 @@ def swarm(
         testnet.start_all()
         if spaces and bits_per_second is not None:
             assert testnet.network is not None
-            testnet.network.quicken("coordinator", WAN)  # it carries no payloads
+            testnet.network.quicken("coordinator", WAN)  # the coordinator carries no payloads
         yield Swarm(testnet, Manifest.from_toml(filled))
     finally:
         testnet.stop()

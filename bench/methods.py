@@ -49,13 +49,14 @@ OURS: Settings = {
 }
 TOY = ARMS["AllReduce"]
 STUDIED_CELL = Cell("large", 4, 1200, 0.016)
-"""Of bench.study: of as large a model, with the nearest bits and length. Ours is its arm DENSE."""
+"""Cell of bench.study with an equally large model, and the nearest bits and length. Our row is its arm DENSE."""
 DRAWN_SHARE = 0.2
-"""Of what CocktailSGD draws, that it sends: with a tenth drawn and Int4 its published 117 times less (ICML 2023)."""
+"""Share of CocktailSGD's drawn values that it sends: a tenth drawn and Int4 give its published 117 times fewer bytes (ICML
+2023)."""
 LEAST_WARMUPS = 10
 """A preset's warm-up, which is made for long runs, takes no larger part of this one."""
 EVALUATIONS = 3
-"""Of a swarm's run, at least."""
+"""Least evaluations in a swarm's run."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,8 @@ class Method:
     name: str
     kind: Kind
     arm: str
-    """Of bench/arms.py or of the study: what won its sweep there is tried first. What the row is comes from the first, too."""
+    """Arm of bench/arms.py or of the study: the winner of its sweep is tried first. An arm of bench/arms.py also defines
+    the row."""
     note: str
     settings: Settings = field(default_factory=dict)
     like: str = ""
@@ -140,7 +142,7 @@ METHOD = {method.name: method for method in METHODS}
 
 @dataclass(frozen=True)
 class Scale:
-    """What all rows share."""
+    """Scale that all rows share."""
 
     preset: str
     """Empty: the toy of bench/arms.py."""
@@ -155,8 +157,8 @@ class Scale:
 
     @property
     def tuned_for(self) -> dict[str, Any]:
-        """What settings are chosen for, of whatever length a run is. A step's seconds are in it where the line's speed is: by the
-        paper's ratio the line goes with them, and commits come after nearly as many steps."""
+        """Return the values that settings are chosen for, for a run of any length. A step's seconds count only if the
+        link's bandwidth is fixed. At the paper's ratio it follows them, and commits arrive after nearly as many steps."""
         said = {"preset": self.preset, "clusters": self.clusters, "line": self.line, "text": self.text.digest}
         return said if self.line is None else {**said, "step_seconds": self.step_seconds}
 
@@ -165,7 +167,7 @@ class Scale:
         return load_preset(self.preset) if self.preset else TOY.manifest({}, self.steps, 0, self.text)
 
     def bits_per_second(self) -> float:
-        """On which a ring of 16-bit gradients takes as many steps' time as in the published run."""
+        """Return the bandwidth at which a ring of 16-bit gradients takes as many steps' time as in the published run."""
         if self.line is not None:
             return self.line
         parameters = parameter_count(self.model.model)
@@ -218,7 +220,7 @@ def won(arm: str) -> Settings:
 
 
 def chosen(scale: Scale, method: Method) -> Settings:
-    """The best of what `--tune` tried at such a scale; nothing where it has not looked yet."""
+    """Return the best settings that `--tune` tried at this scale; empty without a search."""
     for path in (RESULTS / f"{TUNED}.json", RESULTS / f"{TUNED_OTHER}.json", FOLDER / f"{TUNED}.json"):
         if path.exists():
             found = json.loads(path.read_text())["results"]

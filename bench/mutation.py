@@ -1,4 +1,4 @@
-"""Inputs that are almost right: bytes, text and messages, spoilt by a seeded generator. Equal seeds spoil in the same way."""
+"""Mutated inputs: almost valid bytes, text and messages, from a seeded generator. Equal seeds give equal mutations."""
 
 import math
 from collections.abc import Sequence
@@ -51,7 +51,7 @@ class Mutator:
         self.random = Random(seed)
 
     def spoil(self, raw: bytes, corpus: Sequence[bytes], message: type[Message] | None = None) -> bytes:
-        """Other bytes in place of `raw`; mostly other. `message`: what they are the canonical form of."""
+        """Return other bytes in place of `raw`; rarely the same. `message`: the type whose canonical form they have."""
         if message is not None and message.DESCRIPTOR.fields and self.random.random() < 0.7:
             return self.message_bytes(raw, message)
         if self.random.random() < 0.03:
@@ -100,7 +100,8 @@ class Mutator:
     # Messages
 
     def message_bytes(self, raw: bytes, kind: type[Message]) -> bytes:
-        """In canonical form, so that they reach what judges the fields; now and then with a field behind it that nobody knows."""
+        """Return mutated bytes in canonical form, so that they reach the checks of the fields. Sometimes an unknown field
+        follows."""
         message = kind()
         try:
             message.MergeFromString(raw)

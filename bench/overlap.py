@@ -1,11 +1,12 @@
-"""What the exchange costs the trainer: seconds per inner step while exchanging, over seconds per step exchanging nothing.
+"""Cost of the exchange for the trainer: seconds per inner step during an exchange, over seconds per step without one.
 
-Two real nodes and a coordinator. The measured node's training thread has core 0 to itself; its daemon and codec thread, the whole
-other node and the coordinator share core 1. The nodes' uploads are limited so that moving a payload takes half, then 90%, of a
-phase. A window runs from one applied commit to the next: it holds one boundary, one encode, one exchange, one apply, one rebase.
-Between windows the swarm is stopped (nothing is in flight then) and a process that trains alone takes core 0 for as many steps; so
-the two windows of a pair follow each other, and a drift of the machine falls on both. Rounds are time-boxed: the other node takes
-the steps that fit on a core that it shares, so both payloads are ready together and the limits alone decide when the commit comes.
+Two real nodes and a coordinator run. The measured node's training thread has core 0 alone. Its daemon and codec thread,
+the whole other node and the coordinator share core 1. The nodes' upload limits make a payload take half, then 90%, of a
+phase. A window runs from one applied commit to the next: it contains one encode, one exchange, one apply, one rebase.
+Between windows the swarm is stopped, with no exchange in progress, and a process that trains alone takes core 0 for as
+many steps. So the two windows of a pair follow each other, and a drift of the machine affects both. Rounds are
+time-boxed: the other node takes the steps that fit on its shared core. So both payloads are ready together, and the
+limits alone decide when the commit arrives.
 """
 
 import os
@@ -37,7 +38,7 @@ POLL_SECONDS = 0.05
 PAIRS = 7
 TRAINER_CORE, OTHER_CORE = 0, 1
 SHARES = (0.5, 0.9)
-"""Of a phase that moving one payload takes."""
+"""Shares of a phase that the transfer of one payload takes."""
 INNER_STEPS = 60
 
 
@@ -97,7 +98,7 @@ class Alone:
 
 
 def train_alone(run_file: str) -> None:
-    """In the child: inner steps for ever, the clock after each on stdout."""
+    """Take inner steps for ever in the child, and print the clock after each."""
     import torch
     import torch.distributed as dist
 
@@ -164,7 +165,7 @@ class Pair:
             os.kill(pid, signal.SIGCONT)
 
     def window(self) -> Window:
-        """From the first report after now to the next applied commit."""
+        """Return the window from the next report to the next applied commit."""
         old = self._status()
         start = until(lambda: s if (s := self._status())["clock_seconds"] > old["clock_seconds"] else None)
         cpu = self._daemon().cpu_times()

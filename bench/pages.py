@@ -1,4 +1,4 @@
-"""Pages of docs/: tables, and blocks that stand between `<!-- NAME -->` and `<!-- /NAME -->`."""
+"""Pages of docs/: tables, and blocks between `<!-- NAME -->` and `<!-- /NAME -->`."""
 
 from collections.abc import Callable, Mapping
 

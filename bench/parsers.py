@@ -55,7 +55,7 @@ __all__ = ["Target", "statements", "targets"]
 RUN = manifest()
 KINDS = tuple(kind for kind in pb.Kind.values() if kind not in (pb.KIND_UNSPECIFIED, pb.KIND_MANIFEST))
 FREE = frozenset(("closed_at_ms", "open_ms", "collect_ms", "vote_ms", "collect_history", "vote_history", "refusals"))
-"""What a coordinator may say in a commit as it likes: its clocks, what it remembers of them, and the refusals that it saw."""
+"""Fields that a coordinator may freely choose in a commit: its clocks, its memory of them, and the refusals that it saw."""
 MICROSECONDS, SIGNED, SLOW, DISK = 60.0, 12.0, 4.0, 0.4
 """Weights: of the inputs so many go to a parser whose call takes microseconds, verifies a signature, takes most of a millisecond,
 writes files."""
@@ -65,19 +65,19 @@ writes files."""
 class Target:
     name: str
     corpus: Sequence[bytes]
-    """What would be accepted."""
+    """Inputs that would be accepted."""
     call: Callable[[bytes], object]
     errors: tuple[type[Exception], ...] = (RemoteError,)
     weight: float = MICROSECONDS
     message: type[Message] | None = None
-    """What the corpus are canonical forms of."""
+    """Message type whose canonical forms the corpus contains."""
 
 
 LINK = JoinLink(RUN.run_id, identity(1).peer, "[2001:db8::1]:4711", digest("certificate"), ("/ip4/192.0.2.1/tcp/1/p2p/x",))
 
 
 def statements() -> tuple[Table, list[Statement[Any]]]:
-    """A round machine in a round that everybody has contributed to, and a statement of each kind that would be accepted there."""
+    """Return a round machine with a contribution from every cluster, and a statement of each kind that it would accept."""
     table = Table(RUN).genesis().train(2).contribute()
     head, certificate = table.head, b"c" * 32
     own = [
@@ -166,7 +166,7 @@ def _chain(table: Table) -> list[Target]:
 
 
 def _parsed(kind: type[Any], raw: bytes) -> Any:
-    """Where the product parses what a peer sent, gRPC does, which refuses what does not parse."""
+    """Parse bytes as gRPC does for the product: it rejects unparsable messages itself."""
     try:
         return kind.FromString(raw)
     except DecodeError as error:
@@ -236,7 +236,7 @@ def _decode(layout: payload.StageLayout, raw: bytes) -> None:
 
 
 class Call:
-    """What a service sees of a call."""
+    """Call as a service sees it."""
 
     def __init__(self, raw: bytes) -> None:
         self._metadata = ((callers.HEADER, raw),)
@@ -340,7 +340,7 @@ def _names() -> list[Target]:
 
 
 def _text(raw: bytes) -> str:
-    """What a person pastes, or a header holds: any characters, and half of a pair of them."""
+    """Decode text that a person pastes, or a header contains: any characters, and lone surrogates."""
     return raw.decode(errors="surrogatepass" if b"\xed" in raw else "replace") if _decodes(raw) else raw.decode("latin-1")
 
 
@@ -396,7 +396,7 @@ def _hardware() -> list[Target]:
     return [*rows, Target("certificates", chains, lambda raw: certificates.load_certificates([raw]), denied, SLOW)]
 
 
-# Files of a daemon's folder: opened, or set aside and begun again
+# Files of a daemon's folder: opened, or set aside and created again
 
 
 def _files(folder: Path) -> list[Target]:

@@ -1,12 +1,15 @@
-"""How near a pipeline comes to what its schedule allows: seconds of a batch in one worker, over those of two workers that share it.
+"""Efficiency of a pipeline against the bound of its schedule: seconds of a batch in one worker, over those of two workers
+that share it.
 
-Two processes with one thread each. Alone, each of them computes the whole batch by itself, both at the same time, so that cores,
-caches and memory are as busy as in the pipeline; as a pipeline they share the same microbatches. A step is forward and backward,
-without optimizer. Efficiency is seconds alone over 2 x seconds of the pipeline, whose slower worker counts; the bound is what the
-schedule's bubble leaves (node/memory.py). What two busy cores cost each other is shown too, as seconds of the whole batch while the
-other worker waits: who waits in the bubble leaves the other so much faster, which is how a bound can be passed. Steps of all kinds
-take turns in one run, and medians are compared, so that a drift of the machine falls on all. `--check` exits with 1 where less than
-the bar is reached of a bound, or where others had more of the machine than such a measurement bears: that is measured too.
+Two processes have one thread each. Alone, each of them computes the whole batch by itself. Both do so at the same time,
+so cores, caches and memory are as busy as in the pipeline. As a pipeline they share the same microbatches. A step is
+forward and backward, without optimizer. Efficiency is seconds alone over 2 x seconds of the pipeline; the slower worker
+counts. The bound follows from the schedule's bubble (node/memory.py).
+
+The bench also shows how two busy cores slow each other, as seconds of the whole batch while the other worker waits. A
+worker that waits in the bubble makes the other faster, so a result can exceed the bound. Steps of all kinds alternate
+in one run, and medians are compared, so a drift of the machine affects all. `--check` exits with 1 if efficiency is
+below the bar. It also exits with 1 if other processes used more of the machine than such a measurement allows.
 """
 
 import multiprocessing
@@ -39,9 +42,9 @@ WORKERS = 2
 MICROBATCHES = (4, 8)
 STEPS = 5
 BAR = 0.95
-"""Of a schedule's bound."""
+"""Least share of a schedule's bound."""
 OTHERS = 0.05
-"""Of the machine's processor time, at most: who is held up holds up the other worker."""
+"""Largest share of the machine's processor time for other processes: a delayed worker delays the other worker."""
 STAGES, LENGTH, WORDS = 8, 256, 256
 WIDTHS = {
     "vocab_size": WORDS,
@@ -52,7 +55,8 @@ WIDTHS = {
 }
 MODEL = {"model_type": "qwen2", **WIDTHS, "sequence_length": LENGTH, "num_hidden_layers": 8, "stages": STAGES}
 SEQUENCES = 2
-"""Of a microbatch: 512 tokens. A preset of this width has 8,192; with 128, passing on weighs what it never does there."""
+"""Sequences of a microbatch: 512 tokens. A preset of this width has 8,192; with 128, transfers weigh more than they ever
+do there."""
 
 
 def run_of(microbatches: int, schedule: Schedule, copies: int = 1) -> Manifest:
@@ -77,7 +81,7 @@ def run_of(microbatches: int, schedule: Schedule, copies: int = 1) -> Manifest:
 
 
 def timed(trainer: Trainer, tokens: torch.Tensor) -> float:
-    """Seconds of a step. What the one before left is gone before it begins."""
+    """Return the seconds of a step. The memory of the previous step is freed before it starts."""
     began = time.perf_counter()
     trainer.pipeline.step(tokens, tokens, tokens.numel())
     seconds = time.perf_counter() - began
@@ -87,7 +91,7 @@ def timed(trainer: Trainer, tokens: torch.Tensor) -> float:
 
 
 def by_itself(trainer: Trainer, tokens: torch.Tensor) -> float:
-    """Of a step during which the other workers wait."""
+    """Return the seconds of a step during which the other workers wait."""
     seconds = 0.0
     for rank in range(WORKERS):
         dist.barrier()
@@ -97,8 +101,8 @@ def by_itself(trainer: Trainer, tokens: torch.Tensor) -> float:
 
 
 def work(rank: int, meeting: str, microbatches: int, steps: int) -> dict[str, list[float]]:
-    """Seconds of each step, alone, while the others wait, and by schedule; "machine": processor seconds of all cores meanwhile,
-    those that were not idle, and this worker's."""
+    """Return the seconds of each step: alone, while the others wait, and by schedule. "machine": processor seconds of all
+    cores in that time, those that were not idle, and this worker's."""
     os.environ.update({"RANK": str(rank), "WORLD_SIZE": str(WORKERS), RENDEZVOUS: meeting})
     join_generation(torch.device("cpu"))
     torch.set_num_threads(1)

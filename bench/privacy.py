@@ -1,9 +1,11 @@
-"""`python -m bench.privacy [--check] [--quick]`: what a bound on what private data give away costs the model, and each step.
+"""`python -m bench.privacy [--check] [--quick]`: cost of a bound on the leaks of private data, in loss and in seconds a
+step.
 
-A toy learns the text of Python's standard library. Then sites train it further on other text, Python's reference manual in
-English, a third of it each, and show that to nobody: without a bound; with each sequence's gradient cut (`--private-clip`); and
-with the noise that `--private-epsilon` takes, by the node's own account and gradients. It is judged on paragraphs that nobody
-trains on. --check exits 1 where cutting alone costs much, a small epsilon costs less than a large one, or more sites do not help.
+A toy learns the text of Python's standard library. Then sites train it further on private text, a third of Python's
+reference manual in English each. They train without a bound, with each sequence's gradient clipped (`--private-clip`),
+and with the noise for `--private-epsilon`. Accounting and gradients are the node's own. The loss is measured on
+paragraphs that no site trains on. --check exits with 1 if clipping alone costs much, a small epsilon costs less than a
+large one, or more sites do not help.
 """
 
 import json
@@ -63,12 +65,12 @@ RATES: Mapping[Trained, Mapping[bool, float]] = {
     "all weights": {False: 3e-3, True: 2e-3},
     "adapters": {False: 3e-2, True: 5e-3},
 }
-"""Of AdamW, without noise and with it: the best of four, with one seed, for one site and an epsilon of 3."""
+"""Rates of AdamW, without noise and with it: the best of four, with one seed, for one site and an epsilon of 3."""
 DEAR = 0.1
 """Nats that cutting alone may cost."""
 STEPS_TIMED = 5
 EPSILON, STEPS = 8.0, 1_000
-"""Of the sizes that are looked at, and not tried."""
+"""Epsilon and steps of the sizes that are computed and not trained."""
 SEQUENCES = (2_000, 20_000, 200_000, 2_000_000)
 BATCHES = (32, 256, 2048)
 
@@ -88,7 +90,7 @@ class Place:
     """Texts, and what a run begins with."""
 
     shared: Text
-    """On which it is judged."""
+    """Text for the loss."""
     sites: Sequence[Text]
     base: Path
     initial: str
@@ -108,7 +110,7 @@ class Cell:
 
 
 def settings(steps: int, seed: int, shared: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """Of the toy: byte-level, in one stage, sequences of 64; else as `dilocox init --private` writes it."""
+    """Return the toy's settings: byte-level, one stage, sequences of 64; the rest as `dilocox init --private` writes it."""
     preset = Manifest.from_toml(averaging(render_preset("tiny", "tiny", "00" * 32)))
     merged = {name: dict(section) for name, section in preset.model_dump(exclude_none=True).items()}
     toy: Mapping[str, Mapping[str, Any]] = {
@@ -155,7 +157,7 @@ def manifest(place: Place, cell: Cell) -> Manifest:
 
 
 class Sites(Lab):
-    """Clusters that train on text of their own."""
+    """Clusters that each train on private text."""
 
     def __init__(self, run: Manifest, place: Place, sites: int, noise: Noise | None) -> None:
         self._base, self._noise, self._sites = BlobStore(place.base), noise, place.sites[:sites]
@@ -177,7 +179,7 @@ class Sites(Lab):
 
 
 def noise_for(epsilon: float, sequences: int, batch: int, steps: int) -> float:
-    """Over the clip, by a new account; infinite where no noise is enough."""
+    """Return the noise over the clip, by a new account; infinite if no noise is enough."""
     with tempfile.TemporaryDirectory(prefix="dx-") as scratch:
         budget = Budget(epsilon, None, CLIP)
         account = Account(Path(scratch) / "privacy.json", bytes(32), bytes(32), sequences, batch, budget)
@@ -281,7 +283,7 @@ def timed(place: Place, quick: bool) -> list[dict[str, Any]]:
 
 
 def sizes() -> list[dict[str, Any]]:
-    """What noise an epsilon of 8 takes, by corpus and batch, and how it compares with what is learnt from."""
+    """Return the noise for an epsilon of 8, by corpus and batch, and its norm over that of a clipped gradient."""
     model = load_preset("llama-125m").model
     adapters = model.model_copy(update={"lora": Lora(rank=8, alpha=16.0, base="00" * 32)})
     counted = {"adapters of rank 8": trained_count(adapters), "all weights": trained_count(model)}
@@ -294,7 +296,7 @@ def sizes() -> list[dict[str, Any]]:
     return rows
 
 
-# What is said
+# Report
 
 
 def missed(losses: Mapping[tuple[Trained, int, Bound], float]) -> list[str]:

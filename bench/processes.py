@@ -1,4 +1,4 @@
-"""Peers of a bench, each in a process of its own: told on stdin what to do, line by line; they answer on stdout."""
+"""Peers of a bench, each in a separate process: they read commands from stdin, line by line, and answer on stdout."""
 
 import json
 import os
@@ -36,7 +36,7 @@ class Peer:
         return json.loads(line)
 
     def end(self) -> None:
-        """With all that it started: its session is its own."""
+        """End the process and all processes that it started: it has a separate session."""
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()

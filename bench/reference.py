@@ -1,7 +1,7 @@
-"""`python -m bench.reference`: what docs/protocol.md quotes from the source (the rules, the machines, the reasons, the limits), and
-docs/operations.md (what to do about each reason and code), and docs/api.md (what the API answers).
+"""`python -m bench.reference`: the parts of pages that quote the source. docs/protocol.md quotes the rules, the machines,
+the reasons and the limits; docs/operations.md the action for each reason and code; docs/api.md the API's answers.
 
-A block of a page stands between `<!-- NAME -->` and `<!-- /NAME -->`; a test holds that every block says what the source says.
+A block of a page is between `<!-- NAME -->` and `<!-- /NAME -->`; a test verifies that every block equals the source.
 """
 
 import ast

@@ -31,7 +31,7 @@ def machine() -> dict[str, Any]:
 
 
 def write(name: str, results: Any, quick: bool = False) -> Path:
-    """Where they are. `quick`: beside those of a whole run, which stay."""
+    """Write results; return their path. `quick`: beside those of a whole run, which stay."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}{'-quick' * quick}.json"
     path.write_text(json.dumps({"machine": machine(), "results": results}, indent=1) + "\n")
@@ -39,8 +39,8 @@ def write(name: str, results: Any, quick: bool = False) -> Path:
 
 
 def bench_parser(name: str, doc: str | None, quick: str, bars: bool = True) -> argparse.ArgumentParser:
-    """With the two options that every bench takes. `doc`: the module's, `quick`: what of it is left then, `bars`: whether it has
-    any."""
+    """Return a parser with the two options that every bench takes. `doc`: the module's; `quick`: its short form; `bars`:
+    whether it has any."""
     check = (
         "exit with 1 where a bar is missed" if bars else "as without it: this bench measures, and no issue names a bar for it"
     )
@@ -51,7 +51,7 @@ def bench_parser(name: str, doc: str | None, quick: str, bars: bool = True) -> a
 
 
 def judge(missed: Sequence[str], check: bool) -> None:
-    """Say which bars do not hold; with `check` exit with 1 where one does not."""
+    """Print the missed bars; with `check` exit with 1 if there is one."""
     for sentence in missed:
         print(f"MISSED: {sentence}")
     if missed and check:

@@ -1,15 +1,16 @@
-"""`make reproduce`: the paper's table, measured: tokens per second, utilisation, loss and bytes of each method on one machine.
+"""`make reproduce`: the paper's table, measured: tokens per second, utilisation, loss and bytes of each method on one
+machine.
 
-Every row is real processes, one for each cluster, in network namespaces (root; elsewhere on loopback, where nodes are limited in
-what they send, and gloo's rows are left out). Lines have the published run's ratio: AllReduce moves its 16-bit gradient in 357
-times what a step computes; `--line` takes any other. A step computes for at least `--step-seconds`, so that codecs and daemons,
-which have cores of their own on a real box, do not slow the training of others here. `--preset` takes a bigger model, `--data`
-another text.
+Every row is a set of real processes, one for each cluster, in network namespaces. That needs root; otherwise they run
+on loopback, with a limit on the nodes' sends, and without gloo's rows. Links have the published run's ratio: AllReduce
+moves its 16-bit gradient in 357 times the compute of a step; `--line` sets another bandwidth. A step computes for at
+least `--step-seconds`. So codecs and daemons, which have their own cores on a real host, do not slow the training of
+others here. `--preset` sets a bigger model, `--data` another text.
 
-Swarms (DiLoCoX, OpenDiLoCo, ours) train on their lines from the first step to the last, and the run measures their losses. Of the
-methods that exchange in every step some steps are timed on the line, and the losses come from the same arithmetic in one process,
-placed on the measured clock. Each row is kept under the digest of its settings: an interrupted bench goes on where it was.
-`--check` exits with 1 where a bar is missed.
+Swarms (DiLoCoX, OpenDiLoCo, ours) train on their links from the first step to the last, and the run measures their
+losses. For methods that exchange in every step, some steps are timed on the link. Their losses come from the same
+arithmetic in one process, placed on the measured clock. Each row is stored under the digest of its settings, so an
+interrupted bench continues from there. `--check` exits with 1 if a bar is missed.
 """
 
 import argparse
@@ -46,7 +47,7 @@ from dilocox.transport.rates import bits_per_second
 __all__ = ["METHODS", "Found", "Point", "Scale", "main", "missed"]
 
 Steps = Mapping[str, tuple[int, float]]
-"""Of each node: inner steps, and its clock after them."""
+"""Inner steps of each node, and its clock after them."""
 
 KEPT = RESULTS / "reproduce"
 TIMED, QUICK_TIMED = 10, 3
@@ -58,8 +59,7 @@ CURVE = 25
 FILLING = 2
 """Rounds until each takes as long as the next: no exchange runs beside the first, so its commit comes late and the next soon."""
 STEADY = 3
-"""Rounds from then on whose tokens per second are told, at least; where the exchange runs beside training as many as make the run's
-steps."""
+"""Least measured rounds after these; if the exchange runs beside training, as many as make the run's steps."""
 RATIO = PUBLISHED["DiLoCoX"] / PUBLISHED["AllReduce"]
 UTILISATION_BAR, GAP_BAR = 0.97, 0.5
 PAPER_LOSSES = {
@@ -86,7 +86,7 @@ class Point:
     steps: int
     """Inner steps of a cluster, in the mean of all."""
     seconds: float
-    """On the line."""
+    """Seconds on the link."""
     loss: float
     """Held-out, nats per token."""
 
@@ -105,7 +105,7 @@ class Found:
     """Seconds of each, or of each timed step."""
 
     def loss_at(self, value: float, key: Literal["steps", "seconds"]) -> float:
-        """Between its points as straight lines go; after the last one the last."""
+        """Return the loss between its points by linear interpolation; after the last point the last loss."""
         points = self.curve
         for before, after in pairwise(points):
             at, then = getattr(before, key), getattr(after, key)
@@ -134,7 +134,8 @@ def train(scale: Scale, method: Method) -> Found:
 
 
 def pace(before: Steps, after: Steps) -> float:
-    """Inner steps that all nodes together took in a second, by their own clocks: when a commit comes is a matter of seconds."""
+    """Return the inner steps a second of all nodes together, by their own clocks: the time of a commit has a precision of
+    seconds only."""
     return sum((after[node][0] - steps) / (after[node][1] - seconds) for node, (steps, seconds) in before.items())
 
 
@@ -174,7 +175,7 @@ def found_of(scale: Scale, run: Manifest, rows: list[dict[str, Any]], pace: floa
 
 
 def initial_loss(run: Manifest) -> float:
-    """Of a model that knows nothing but how many tokens there are; near what initial weights give."""
+    """Return the loss of a uniform guess over the tokens; initial weights give nearly this."""
     return math.log(run.model.config.vocab_size)
 
 
@@ -250,7 +251,7 @@ def kept(path: Path) -> Found | None:
 
 
 def row_of(scale: Scale, method: Method, rows: dict[str, Found]) -> Found | None:
-    """Kept from before, or measured now; None where this machine cannot."""
+    """Return the stored row, or measure it now; None if this machine cannot."""
     if method.kind != "swarm" and lacking():
         print(f"{method.name}: left out: {lacking()}, and gloo's lines cannot be shaped without them", flush=True)
         return None
@@ -266,11 +267,11 @@ def row_of(scale: Scale, method: Method, rows: dict[str, Found]) -> Found | None
 
 
 READINGS = ("DiLoCoX", "DiLoCoX (other restart)")
-"""Of the published restart. Ours is held against the better one."""
+"""Readings of the published restart. Ours is compared with the better one."""
 
 
 def gap(rows: dict[str, Found], name: str, steps: int) -> float | None:
-    """Over AllReduce with the same inner optimizer, after equal tokens, as a share."""
+    """Return the gap to AllReduce with the same inner optimizer, after equal tokens, as a share."""
     reference = rows.get(METHOD[name].reference)
     return None if reference is None else rows[name].loss_at(steps, "steps") / reference.loss_at(steps, "steps") - 1
 

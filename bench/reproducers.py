@@ -114,7 +114,7 @@ class Cocktail:
         return len(message)
 
     def _gather(self, message: bytes, drawn: Tensor) -> Tensor:
-        """The mean of everybody's."""
+        """Return the mean over all clusters."""
         ranks = self._rank.ranks
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(ranks)]
         dist.all_gather(sizes, torch.tensor([len(message)]))

@@ -1,8 +1,8 @@
-"""How long a swarm is without a daemon that was killed: the coordinator to its first answer, a node until it trains again, one of
-two boxes of a cluster until the cluster trains again.
+"""Seconds without a killed daemon: the coordinator until its first answer, a node until it trains again, one of two hosts
+of a cluster until the cluster trains again.
 
-Real processes, `kill -9`, nodes that take a step every quarter of a second, so that two cores are mostly idle. What a node cannot
-avoid is the import of torch by its workers, which is measured beside it. `--check` exits with 1 where a bar is missed.
+Real processes receive `kill -9`. Nodes take a step every quarter of a second, so two cores are mostly idle. A node
+cannot avoid the import of torch by its workers, which is measured beside it. `--check` exits with 1 if a bar is missed.
 """
 
 import os
@@ -29,17 +29,17 @@ NODES, TRIALS = 3, 3
 """The last node leads a second box."""
 BOX = "box-2"
 COORDINATOR_SECONDS = 5.0
-"""To the first answer."""
+"""Seconds to the first answer."""
 BEYOND_IMPORT_SECONDS = 5.0
-"""Of a node's restart: daemon, state, generation, the first step."""
+"""Seconds of a node's restart: daemon, state, worker group, the first step."""
 BOX_SECONDS = 15.0
-"""Of a box's return, torch's import by its workers and the lead's included."""
+"""Seconds of a host's return, with torch's import by its workers and the lead host's."""
 POLL_SECONDS = 0.02
 PATIENCE_SECONDS = 600.0
 
 
 def waited(condition: Callable[[], Any]) -> float:
-    """Seconds until it holds."""
+    """Return the seconds until the condition is true."""
     began = time.monotonic()
     while not condition():
         if time.monotonic() - began > PATIENCE_SECONDS:
@@ -49,7 +49,7 @@ def waited(condition: Callable[[], Any]) -> float:
 
 
 def import_seconds() -> float:
-    """What a worker loads before it does anything."""
+    """Return the seconds of a worker's import, before any work."""
     began = time.monotonic()
     safe = {**os.environ, "PYTHONSAFEPATH": "1"}
     subprocess.run([sys.executable, "-c", "import dilocox.node.training.worker"], check=True, env=safe)
@@ -76,7 +76,7 @@ def with_a_box(testnet: Testnet, options: list[str]) -> None:
 
 
 def killed(testnet: Testnet, member: Member, back: Callable[[], Any]) -> float:
-    """From its start to `back`."""
+    """Kill a member; return the seconds from its restart to `back`."""
     testnet.kill(member, signal.SIGKILL)
     waited(lambda: member.facts() is None)
     testnet.start(member)

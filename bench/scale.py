@@ -1,9 +1,9 @@
-"""How large a run may become: bytes of a commit, seconds to make and to verify it, what the coordinator sends, how it starts again.
+"""Limits of a run's size: bytes of a commit, seconds to make and to verify it, the coordinator's traffic, its restart.
 
-Every field that has a size is full: contributions with an audit root (one in eight names eight holders), receipts with 16 findings,
-scores and a digest, evaluated reports, accounts, leases of two spans, newcomers that claim. The bar on a commit's bytes is that of
-a run without audits, settlement and shares, which are off unless a run asks for them; what these add is shown. `--check` exits with
-1 where a bar is missed.
+Every field of variable size is full: contributions with an audit root (one in eight names eight relays), votes with 16
+findings, scores and a digest, evaluated reports, accounts, leases of two spans, newcomers that claim. The bar on a
+commit's bytes is for a run without audits, settlement and erasure shards, which are off by default; the table shows
+their addition. `--check` exits with 1 if a bar is missed.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ LARGEST_COMMIT_BYTES = limits.MIB
 LONGEST_CPU_SECONDS = 2.0
 """Compose and extend."""
 LONGEST_BLOCK_SECONDS = 0.05
-"""Of the coordinator's event loop."""
+"""Longest block of the coordinator's event loop."""
 LONGEST_RESTART_SECONDS = 10.0
 """CPU."""
 NEWCOMERS = 64
@@ -59,7 +59,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "audit": {"segments": 4},
     "availability": {},
 }
-"""What a run has if it asks for it."""
+"""Options that a run may turn on."""
 
 
 def run_of(clusters: int, stages: int, options: bool = True) -> Manifest:
@@ -79,12 +79,12 @@ def run_of(clusters: int, stages: int, options: bool = True) -> Manifest:
 
 
 FAR_ON = pb.Standing(earned=64, counted=90_000, refused=300, scored=80_000)
-"""Of everybody on the roster, and of as many who left as are remembered."""
+"""Reputation of everyone on the roster, and of as many departed clusters as a run remembers."""
 
 
 @dataclass
 class Crowd:
-    """Everybody's pens: what all clusters of a run say in a round."""
+    """Keys of all clusters of a run, and their statements of a round."""
 
     run: Manifest
     clusters: int
@@ -174,7 +174,7 @@ class Crowd:
             others = [index for index in range(len(listed)) if index != at[peer]]
             step = max(1, len(others) // limits.FINDINGS)
             worst = sorted(others[number % step :: step][: limits.FINDINGS])
-            refused = worst[0]  # everybody refuses another one
+            refused = worst[0]  # each voter rejects another contribution
             scored = [index for index in worst if index != refused]
             return pb.Receipt(
                 round=head.round,
@@ -292,7 +292,7 @@ class Sink(asyncio.Queue[Any]):
 
 @dataclass
 class Desk:
-    """A coordinator with everybody's stream open, without a network; what the first watcher is sent is counted."""
+    """Coordinator with a stream of every node, without a network; counts the bytes to the first watcher."""
 
     service: CoordinatorService
     crowd: Crowd
@@ -341,10 +341,10 @@ class Desk:
         for statement in statements:
             judgement = await self.service.judge(statement.envelope, statement.peer)
             assert judgement == rules.ACCEPT, judgement
-            await asyncio.sleep(0)  # every statement comes in a call of its own
+            await asyncio.sleep(0)  # every statement arrives in a separate call
 
     async def round(self) -> float:
-        """One round of everybody; CPU seconds of all but everybody's own signatures."""
+        """Run one round of all clusters; return CPU seconds except those of the clusters' own signatures."""
         service, crowd, head = self.service, self.crowd, self.service.state.head
         spent = 0.0
 
@@ -426,7 +426,7 @@ async def restart(rounds: int, clusters: int) -> dict[str, Any]:
 
 
 def make_long(path: Path, run: Manifest, last: Statement[pb.Commit], rounds: int) -> None:
-    """Copies of the last commit with right checksums, and a last one that is signed for its place."""
+    """Write copies of the last commit with right checksums, and a last one that is signed for its position."""
     body = pb.Commit()
     body.CopyFrom(last.body)
     body.round = rounds - 1
@@ -442,7 +442,7 @@ def make_long(path: Path, run: Manifest, last: Statement[pb.Commit], rounds: int
 
 
 def missed(shapes: list[dict[str, Any]], again: dict[str, Any]) -> list[str]:
-    """Bars that do not hold, as sentences."""
+    """Return the missed bars, as sentences."""
     found = []
     for one in shapes:
         at = f"{one['clusters']} × {one['stages']}"

@@ -30,7 +30,7 @@ def merge(sections: dict[str, dict[str, Any]], changes: Mapping[str, Mapping[str
 
 
 def toml_value(value: Any) -> str:
-    """Return a value of a manifest as a run file has it; a table stands in one line, without keys that are None."""
+    """Return a manifest's value in a run file's format; a table is one line, without keys that are None."""
     if isinstance(value, Mapping):
         return "{ " + ", ".join(f"{key} = {toml_value(each)}" for key, each in value.items() if each is not None) + " }"
     return json.dumps(value)

@@ -1,9 +1,11 @@
-"""How fast shares are made and put together, what that takes of a round by preset, and how often samples miss a withholder.
+"""Rates of making erasure shards and of restoring a blob, their share of a round by preset, and how often probes miss a
+withholder.
 
-A voter makes the shares of each payload for the root over them; a peer whose blob counts makes them again and keeps its own; who
-restores puts as many together as it takes, here the later ones, so that all is computed. Each reads what it needs from a disk and
-hashes it, as a daemon does. The bar is 30 MB/s each: a line of 240 Mbit/s, which is what a rented box has, brings no more. Samples
-are drawn of blobs of which one share too few exists: they all are answered no more often than `dilocox_availability.shards` says.
+A voter makes the shards of each payload to compute the root over them. A peer whose blob counts makes them again and
+stores its own. A peer that restores reads as many as needed, here the later ones, so that all work is done. Each reads
+its input from a disk and hashes it, as a daemon does. The bar is 30 MB/s each, the most that a rented host's link of
+240 Mbit/s brings. Probes are drawn for blobs with one shard too few: they all succeed no more often than predicted
+(plugin dilocox-availability).
 """
 
 import math
@@ -28,10 +30,10 @@ BAR = 30.0
 """MB/s."""
 CODES = (Code(4, 2), Code(8, 4), Code(32, 16), Code(32, 28))
 CHUNKS, QUICK_CHUNKS = 32, 8
-"""Of 4 MiB, of the blob that is measured."""
+"""Chunks of 4 MiB in the measured blob."""
 SAMPLES, DRAWS, QUICK_DRAWS = 16, 10_000, 1_000
 SIGMAS = 5.0
-"""So far off the counted draws may be from what is said."""
+"""Largest distance of the counted draws from the prediction."""
 
 
 def main() -> None:
@@ -120,7 +122,7 @@ def _round(manifest: Manifest, speeds: dict[str, float]) -> tuple[float, float]:
 
 
 def _samples(code: Code, draws: int) -> tuple[float, float]:
-    """How often all samples were answered although one share too few exists, and what is said of that."""
+    """Return how often all probes succeeded with one shard too few, and the prediction."""
     dice, there = random.Random(0), code.needed - 1
     unnoticed = sum(all(dice.randrange(code.shares) < there for _ in range(SAMPLES)) for _ in range(draws))
     return unnoticed / draws, shards.chance(code, SAMPLES, 0)

@@ -1,7 +1,9 @@
-"""`python -m bench.standby`: what a log in a store that coordinators share costs. `--check` fails where 1,000 inputs cost a second.
+"""`python -m bench.standby`: cost of a log in a store that coordinators share. `--check` fails if 1,000 inputs cost a
+second.
 
-One member of a real etcd on this machine's disk (Debian: etcd-server); inputs come singly, each waited for, 50 at a time, as
-callers of a coordinator do; then how long another coordinator takes to lead after the lease that nobody keeps.
+One member of a real etcd runs on this machine's disk (Debian: etcd-server). Inputs come singly, each waited for, and 50
+at a time, as from callers of a coordinator. Then the bench measures how long another coordinator takes to lead after
+the lease expires.
 """
 
 import asyncio

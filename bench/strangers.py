@@ -1,7 +1,9 @@
-"""A thousand hostile connections for ten minutes: honest rounds last as long as without them, and the coordinator's memory stays.
+"""Thousand hostile connections for ten minutes: honest rounds last as long as without them, and the coordinator's memory
+stays constant.
 
-A real coordinator in a process of its own, honest peers that drive the node's machine (bench/honest.py) at a fixed pace, first
-alone, then with bench/hostile.py against the coordinator and one of the peers. `--check` exits with 1 where a bar is missed.
+A real coordinator runs in a separate process. Honest peers drive the node's machine (bench/honest.py) at a fixed pace.
+They run first alone, then with bench/hostile.py against the coordinator and one of the peers. `--check` exits with 1 if
+a bar is missed.
 """
 
 import asyncio
@@ -38,14 +40,14 @@ __all__ = ["main", "measure", "missed"]
 
 PEERS = 4
 STEP_SECONDS = 3.0
-"""What a phase of an honest peer takes: short beside those of any real run, so the protocol's share of a round is large."""
+"""Seconds of an honest peer's phase: short beside those of any real run, so the protocol's share of a round is large."""
 QUICK_STEP_SECONDS = 0.5
 LONGEST_RATIO = 1.1
-"""Of the median rounds, with strangers and without."""
+"""Largest ratio of the median rounds, with unknown peers and without."""
 MOST_GROWTH_BYTES = 50 << 20
 LOOK_SECONDS = 0.5
 LARGE_BLOB_BYTES = 16 << 20
-"""What strangers ask for and do not take: more than a connection takes in before its reader reads."""
+"""Bytes of a blob that unknown peers request and do not read: more than a connection buffers before its reader reads."""
 PATIENCE_SECONDS = 120.0
 RUN = """
 [run]
@@ -84,7 +86,7 @@ vote_seconds = 60
 
 @dataclass
 class Load:
-    """A process, looked at now and then."""
+    """Process whose load is measured from time to time."""
 
     process: psutil.Process
     resident: list[int] = field(default_factory=list)
@@ -97,7 +99,7 @@ class Load:
 
 @contextmanager
 def coordinator(folder: Path) -> Iterator[tuple[JoinLink, psutil.Process]]:
-    """`dilocox coordinator`, in a process of its own."""
+    """Run `dilocox coordinator` in a separate process."""
     owner = os.urandom(32)
     run = stdlib().into(RUN).format(owner=Identity(owner).key.hex(), peers=PEERS).encode()
     testnet = Testnet.create(folder, run, format_identity(owner), 0, [], stdlib().folder)
@@ -111,7 +113,7 @@ def coordinator(folder: Path) -> Iterator[tuple[JoinLink, psutil.Process]]:
 
 @asynccontextmanager
 async def attacked(link: JoinLink, peer: HonestPeer, connections: int, seed: int) -> AsyncIterator[dict[str, int]]:
-    """While strangers are there; what became of them, afterwards."""
+    """Attack with unknown peers inside the block; yield a mapping that has their outcomes afterwards."""
     certificate = await asyncio.to_thread(fetch_certificate, *link.ways[0].endpoint, PATIENCE_SECONDS)
     servers = [pb.PeerRecord(address=link.at, certificate=certificate), peer.record]
     blob = await asyncio.to_thread(peer.store.put, [bytes(LARGE_BLOB_BYTES)])
@@ -132,7 +134,7 @@ async def attacked(link: JoinLink, peer: HonestPeer, connections: int, seed: int
 
 
 async def watch(peer: HonestPeer, loads: Sequence[Load], seconds: float) -> list[float]:
-    """The seconds of each round that was opened and closed meanwhile."""
+    """Return the seconds of each round that opened and closed in this time."""
     first, ends = time.monotonic(), time.monotonic() + seconds
     while time.monotonic() < ends or sum(at >= first for at in peer.closed_at) < 2:
         await asyncio.sleep(LOOK_SECONDS)
@@ -154,7 +156,8 @@ async def _floods(link: JoinLink, process: psutil.Process, folder: Path, seconds
 async def measure(
     seconds: float, connections: int, step_seconds: float, seed: int = 1, flood_seconds: float = 10.0
 ) -> dict[str, Any]:
-    """Rounds for so many seconds without strangers, as long with them, what they left, and each flood for `flood_seconds`."""
+    """Measure rounds without unknown peers, then with them for as long, then the memory that they left, and each flood for
+    `flood_seconds`."""
     allow_open_files(16 * connections)
     async with AsyncExitStack() as closing:
         folder = Path(closing.enter_context(tempfile.TemporaryDirectory()))
@@ -194,7 +197,7 @@ async def measure(
 
 
 def missed(result: dict[str, Any]) -> list[str]:
-    """Bars that do not hold, as sentences."""
+    """Return the missed bars, as sentences."""
     found = []
     ratio = statistics.median(result["with"]) / statistics.median(result["without"])
     if ratio > LONGEST_RATIO:

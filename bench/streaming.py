@@ -1,11 +1,12 @@
-"""Streaming DiLoCo (arXiv 2501.18512) on the product's outer state and codecs: the model in fragments, each exchanged at its turn.
+"""Streaming DiLoCo (arXiv 2501.18512) on the product's outer state and codecs: the model in fragments, each exchanged at
+its turn.
 
-fragments  layers in strides, as published; the embedding goes with the first, the last norm and the head with the last
-a turn     every H steps for each fragment, H / fragments after that of the fragment before it; all at once at the end
-arrival    when the line has moved it, by the site's clock: one exchange after the other; at a fragment's next turn at the latest,
-           for which clusters wait
-then       published: the live fragment becomes a mean of itself and Θ. Or (`mixed` is None) the product's rebase: Θ and what was
-           trained since the turn
+    fragments  layers in strides, as published; the embedding belongs to the first, the last norm and the head to the last
+    a turn     every H steps for each fragment, H / fragments after the turn of the previous fragment; all at once at the end
+    arrival    after the transfer, by the site's clock, one exchange after the other; at the latest at the fragment's next
+               turn, for which clusters wait
+    then       as published, the live fragment becomes a mean of itself and Θ; or (`mixed` is None) the product's rebase: Θ
+               and the training since the turn
 """
 
 import re
@@ -63,9 +64,9 @@ class Streaming:
     clusters: int
     fragments: int
     mixed: float | None
-    """Of the live fragment, the share that stays when Θ arrives."""
+    """Share of the live fragment that stays when Θ arrives."""
     site: Site | None = None
-    """By whose clock an exchange takes its time; else none."""
+    """Site whose clock gives an exchange its time; None: it takes none."""
     evaluate_every: int = 1
     """Steps."""
     data: Path | None = None
@@ -86,7 +87,7 @@ class Streaming:
         self.error = 0.0
 
     def _fragments(self, trainer: Trainer) -> list[StageState]:
-        """Of one stage, which holds the whole model."""
+        """Return the fragments of one stage that contains the whole model."""
         specs = stage_tensors(self.run.model, 0)
         made = []
         for fragment in range(self.fragments):
@@ -103,7 +104,7 @@ class Streaming:
         yield from zip((spec.name for spec in stage.specs), trainer.live(stage), strict=True)
 
     def live(self, cluster: int, fragment: int) -> list[Tensor]:
-        """What a cluster trains of a fragment."""
+        """Return a cluster's live parameters of a fragment."""
         named = dict(self._named(self.trainers[cluster]))
         return [named[spec.name] for spec in self.states[cluster][fragment].specs]
 
@@ -133,7 +134,7 @@ class Streaming:
             self.land()
 
     def land(self) -> None:
-        """What has arrived by now."""
+        """Apply all exchanges that have arrived."""
         for fragment in [each for each, moved in self.in_flight.items() if moved.arrives <= self.now]:
             payloads = [memoryview(sent.raw) for sent in self.in_flight.pop(fragment).payloads]
             for cluster, states in enumerate(self.states):
@@ -149,7 +150,7 @@ class Streaming:
         state.anchor.copy_(state.parameters)
 
     def send(self, fragment: int) -> None:
-        """What every cluster has trained of it since its last turn, on its way from now on."""
+        """Start the exchange of every cluster's training of the fragment since its last turn."""
         payloads = []
         for cluster, states in enumerate(self.states):
             start_phase(states[fragment], self.live(cluster, fragment))

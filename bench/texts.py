@@ -1,4 +1,4 @@
-"""What runs of benches and tests train on: a corpus in the library, by default the text of Python's standard library."""
+"""Texts that benches and tests train on: a corpus in the library, by default the text of Python's standard library."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -23,7 +23,7 @@ class Text:
 
     @property
     def settings(self) -> dict[str, str]:
-        """Of a manifest's `data`."""
+        """Return the settings of a manifest's `data`."""
         return {"name": self.name, "digest": self.digest}
 
     def into(self, run: str) -> str:
@@ -43,7 +43,7 @@ def _built(folder: Path) -> Text:
 
 
 def text_of(option: str | None) -> Text:
-    """Of `--data NAME=DIR`."""
+    """Return the text of `--data NAME=DIR`."""
     if option is None:
         return stdlib()
     [(name, folder)] = parse_folders([option]).items()

@@ -1,10 +1,11 @@
-"""How rows of the paper's table are tuned: as many settings for each, by the arithmetic alone, on what the table does not report.
+"""Tuning of the paper's table: as many settings for each row, by the arithmetic alone, on sets that the table does not
+report.
 
-What a row is (its H, lead and codec) is not tuned here: bench/methods.py says how ours came to them.
+A row's H, local mix and codec are not tuned here: bench/methods.py describes their choice.
 
-    settings   the rates of bench/arms.py (of ours, the best of its draws in bench.study), draws that are the same for all rows,
-               and further ones while a rate of the best is the largest or the smallest that was tried
-    measured   the loss at a run's end, of another seed than the table's and of held-out sequences that are none of the table's
+    settings   the rates of bench/arms.py (for ours, the best draw of bench.study), draws that are equal for all rows,
+               and further draws while the best has the largest or the smallest tried rate
+    measured   the loss at a run's end, with another seed than the table's and without the table's held-out sequences
 """
 
 import json
@@ -39,18 +40,19 @@ __all__ = ["DRAWS", "RANGES", "SEED", "Trial", "aside", "beyond", "drawn", "merg
 KEPT = RESULTS / "reproduce" / "tuning"
 
 FIXED_SECONDS = 1.5
-"""Of a round, whatever its bytes, by which commits come while rows are tuned: what swarms of these rows took beyond their bytes on
-this line, about. What is reported is measured on swarms."""
+"""Seconds of a round beyond its bytes, with which commits arrive during tuning: approximately those of these rows' swarms
+on this link. The reported values are measured on swarms."""
 DRAWS = 4
 FURTHER = 4
-"""How often a rate is moved on, at most, while the best is at an edge of what was tried."""
+"""Most times that a rate moves further while the best is at an edge of the tried range."""
 SEED = 1
 RANGES = (*STUDIED[:2], (0.4, 2.0))
 """The study's, but for the outer rate / (1 - momentum): DiLoCoX as published has won sweeps at 0.5, below the study's."""
 
 
 def drawn() -> list[Settings]:
-    """A Latin hypercube: of each range as many equal parts as draws, each once. What a row has no use for does not matter to it."""
+    """Return a Latin hypercube: each range has as many equal parts as draws, each used once. A row ignores the values that
+    it does not need."""
     source = random.Random("the paper's table")
     columns = []
     for low, high in RANGES:
@@ -74,7 +76,8 @@ def merged(run: Manifest, *settings: Settings) -> Manifest:
 
 
 def with_aside(run: Manifest) -> Manifest:
-    """Of another seed, and with as many held-out sequences again, which lie between those that it has (`aside`)."""
+    """Return the run with another seed, and twice the held-out sequences, whose new half lies between the table's
+    (`aside`)."""
     doubled = {"data": {"seed": SEED, "evaluation_sequences": 2 * run.data.evaluation_sequences}}
     return merged(run, doubled, {"model": {"seed": SEED}})
 
@@ -110,12 +113,12 @@ class Trial:
     row: str
     kind: Kind
     run: Manifest
-    """By `with_aside`."""
+    """Run from `with_aside`."""
     clusters: int
     site: Site
-    """By whose clock commits of a swarm come."""
+    """Site whose clock times the commits of a swarm."""
     share: float
-    """Of what CocktailSGD draws, that it sends."""
+    """Share of CocktailSGD's drawn values that it sends."""
     data: Path
     settings: Settings
     """That are tried."""
@@ -172,13 +175,13 @@ def beyond(tried: Sequence[Trial], best: Trial) -> Settings | None:
 
 
 def steady(run: Manifest) -> float:
-    """How far the outer optimizer follows what stays."""
+    """Return how far the outer optimizer follows a constant direction."""
     return run.outer.learning_rate / (1 - run.outer.momentum)
 
 
 def tune(scale: Scale, whole: bool) -> None:
-    """Try as many settings for every row, and further ones while the best lies at an edge; keep the best of each. `whole`: at the
-    page's scale."""
+    """Try as many settings for every row, and further ones while the best is at an edge; store the best of each. `whole`:
+    at the page's scale."""
     methods = {method.name: method for method in METHODS if not method.like}
     rows = {name: trials(scale, method) for name, method in methods.items()}
     losses: dict[str, float] = {}

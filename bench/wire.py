@@ -14,7 +14,8 @@ from dilocox.protocol.tensors import parameter_count, stage_tensors
 __all__ = ["main"]
 
 ENCODE_BELOW = 50_000_000
-"""Parameters up to which the payload is really encoded and measured; above, the layout gives its size (a test holds them equal)."""
+"""Parameters up to which the payload is really encoded and measured; above it, the layout gives its size (a test verifies
+that they are equal)."""
 
 
 def payload_bytes(run: Manifest) -> tuple[int, str]:

@@ -1,8 +1,9 @@
-"""`make docker-test`: what the README and compose.yaml promise of containers, in real ones. Needs nothing but Python and an engine.
+"""`make docker-test`: test of the README's and compose.yaml's promises in real containers. It needs only Python and an
+engine.
 
-Builds the image, starts the swarm of compose.yaml, waits until it trains, has a fourth node join as a reader of the README would,
-waits until it is counted, and looks at logs, health and size. Removes what it started. Without an engine it says so and ends well.
-`BUILD_ARGS="NAME=VALUE …"` go to `docker build`.
+It builds the image, starts the swarm of compose.yaml, and waits until it trains. A fourth node joins as in the README,
+and the test waits until a commit counts it. Then it checks logs, health and size, and removes everything that it
+started. Without an engine it prints this and exits with 0. `BUILD_ARGS="NAME=VALUE …"` are passed to `docker build`.
 """
 
 import json
@@ -19,11 +20,11 @@ from typing import Any, NoReturn
 ROOT = Path(__file__).parents[1]
 IMAGE, FOURTH, PROJECT = "dilocox", "dilocox-fourth", "dilocox-test"
 VOLUMES = ("dilocox_coordinator", "dilocox_link", "dilocox_node_1", "dilocox_node_2", "dilocox_node_3")
-"""Of compose.yaml, where somebody's own swarm may lie."""
+"""Volumes of compose.yaml, which an operator's swarm may use."""
 COORDINATOR, JOINED = "http://127.0.0.1:7402", "http://127.0.0.1:7410"
 LARGEST_BYTES = 1_600_000_000
 TRAINS_SECONDS = 180
-"""From `up` to the first round that counts: what compose.yaml promises on two loaded cores."""
+"""Seconds from `up` to the first counted round: compose.yaml's promise for two loaded cores."""
 PATIENCE_SECONDS = 1800
 """A machine that needs longer is not tested by this."""
 POLL_SECONDS = 2.0
@@ -46,7 +47,7 @@ def say(what: str) -> None:
 
 
 def get(url: str) -> Any:
-    """None: it does not answer, or not yet."""
+    """Return the answer; None if there is none yet."""
     try:
         with urllib.request.urlopen(url, timeout=10) as response:
             return json.load(response)
@@ -55,7 +56,7 @@ def get(url: str) -> Any:
 
 
 def wait_for(what: str, condition: Callable[[], Any]) -> tuple[Any, float]:
-    """What it says at last, and after how many seconds."""
+    """Return the condition's first true value, and the seconds until then."""
     began = time.monotonic()
     while time.monotonic() - began < PATIENCE_SECONDS:
         if found := condition():

@@ -1,7 +1,8 @@
-"""`make lock`: the hashes of everything that images and CI install, from the versions in constraints.txt.
+"""`make lock`: hashes of everything that images and CI install, from the versions in constraints.txt.
 
-`cpu.lock` and `cuda.lock` are for images, the two for CI add what tests need. PyPI has torch's CUDA build; of the CPU build, which
-lies on PyTorch's own index, the only hash is that of the wheel which pip finds here, so for this Python and this processor.
+`cpu.lock` and `cuda.lock` are for images; the two for CI add the tests' packages. PyPI has torch's CUDA build.
+PyTorch's index has the CPU build, with only one usable hash: that of the wheel which pip finds here, for this Python
+and this processor.
 """
 
 import re
@@ -41,7 +42,7 @@ def compiled(requirements: Sequence[str], *options: str) -> list[str]:
 
 
 def cpu_wheel_hashes(torch: str) -> list[str]:
-    """Of torch's CPU build, where pip finds one."""
+    """Return the hashes of torch's CPU build, if pip finds one."""
     version = torch.split()[0]
     with tempfile.TemporaryDirectory() as folder:
         for wanted in (f"{version}+cpu", version):

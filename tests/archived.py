@@ -36,7 +36,7 @@ OWNER = Identity(b"\x0e" * 32)
 
 
 def real_run(store: BlobStore, **sections: dict[str, Any]) -> Manifest:
-    """Whose data lie in `store`, and whose owner is OWNER."""
+    """Return a run whose data are in `store`, and whose owner is OWNER."""
     text = corpus_of(store.folder, words(40, 20))
     rounds = {"count": 100, "snapshot_every": 2, **sections.pop("rounds", {})}
     model = {"stages": 3, **sections.pop("model", {})}
@@ -76,7 +76,7 @@ class RealTable(Table):
         return shards.root(self.head.roster, self.store, blob, stage) if shards is not None else b""
 
     def file(self, path: Path) -> ChainFile:
-        """What it signed so far, as who follows the run keeps it."""
+        """Write the signed chain so far, as a follower of the run stores it."""
         chain = ChainFile(path, self.run)
         chain.keep_signed_manifest(seal(OWNER, pb.KIND_MANIFEST, self.run.run_id, self.run.canonical_bytes()).envelope)
         for commit in self.commits:
@@ -93,7 +93,7 @@ def archiving(
     keep: int | None = None,
     payloads: bool = True,
 ) -> Archiver:
-    """By whom everything in `store` is had, and nothing else."""
+    """Return an archiver that has everything in `store`, and nothing else."""
     downloader = Downloader(identity(90).peer, store, Nobody(), ChannelPool())
     exchange = exchange_of(run, downloader)
     starts = exchange.starts(chain)
@@ -104,7 +104,7 @@ def archiving(
 
 
 def names_of(archive: Archive, run: Manifest, head: ArchiveHead) -> set[bytes]:
-    """Blobs that a head says are there, each read. Raises RemoteError where one is not, or not right."""
+    """Return the blobs that a head names, each read. Raises RemoteError if one is missing or invalid."""
     found = {bytes.fromhex(head.manifest)} | {bytes.fromhex(segment.blob) for segment in head.segments}
     if head.appointment is not None:
         found.add(bytes.fromhex(head.appointment))

@@ -29,7 +29,7 @@ OPTIONS = (
 
 
 class Browser:
-    """One tab. What its page says went wrong is in `errors`."""
+    """One tab; `errors` has the errors of its page."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket, self._numbers = socket, itertools.count(1)
@@ -54,7 +54,7 @@ class Browser:
         return found["result"].get("value")
 
     async def wait(self, script: str) -> Any:
-        """Until it is true in the page."""
+        """Wait until the script is true in the page."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while not (value := await self.evaluate(script)):
                 await asyncio.sleep(0.05)

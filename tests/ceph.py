@@ -66,7 +66,7 @@ class Ceph:
         (folder / "ceph.conf").write_text(CONFIG.format(**facts))
 
     def run(self, program: str, *arguments: str, fails: bool = False) -> str:
-        """What it says; `fails`: also where it ends with an error."""
+        """Run a program; return its output. `fails`: it may end with an error."""
         command = [program, "-c", str(self.folder / "ceph.conf"), *arguments]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=PATIENCE_SECONDS)
         assert fails or done.returncode == 0, (command, done.stdout)
@@ -78,7 +78,7 @@ class Ceph:
             self.processes.append(subprocess.Popen(command, stdout=out, stderr=out))
 
     def up(self) -> None:
-        """With a bucket, for who has these keys."""
+        """Start the server with a bucket for the owner of these keys."""
         keyring, places = str(self.folder / "keyring"), str(self.folder / "monmap")
         self.run("ceph-authtool", "--create-keyring", keyring, "--gen-key", "-n", "mon.", "--cap", "mon", "allow *")
         self.run(

@@ -22,19 +22,19 @@ for _library_of_chains in ("eth", "py_ecc"):
     with suppress(ImportError):
         import_module(_library_of_chains)
 sys.setrecursionlimit(_frames)
-"""These allow 100,000 frames, for which the stack has no room: JSON that nests deep would end the process of the tests."""
+"""These libraries allow 100,000 frames, more than the stack: deep JSON would end the test process."""
 
 settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
 """A machine that is busy is no reason for a test to fail."""
 
 MOST_BYTES = 12 << 30
-"""Of memory, for each process of a test."""
+"""Bytes of memory, for each process of a test."""
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _memory() -> None:
-    """What takes more and more memory ends with MemoryError and the test's name, and not with everybody's processes killed."""
+    """Limit the memory: a test without bounds ends with MemoryError and its name, and the kernel kills no other process."""
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     if soft == resource.RLIM_INFINITY or soft > MOST_BYTES:
         resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, hard))
@@ -42,12 +42,12 @@ def _memory() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _library(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Nothing reads or writes what the person who runs the tests keeps in ~/.dilocox."""
+    """Use another library: no test reads or writes the ~/.dilocox of the person who runs it."""
     os.environ["DILOCOX_HOME"] = str(tmp_path_factory.mktemp("home"))
 
 
 def left_out(reasons: Sequence[str], deselected: int) -> str:
-    """Return a line that says what a run of the tests left out, and why."""
+    """Return a line with the tests that a run left out, and the reasons."""
     counted = sorted(Counter(reasons).items(), key=lambda item: (-item[1], item[0]))
     parts = [f"{count} skipped ({reason})" for reason, count in counted]
     if deselected:
@@ -56,7 +56,7 @@ def left_out(reasons: Sequence[str], deselected: int) -> str:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Say last what was left out: a gate that passes has not looked at that."""
+    """Print the tests left out at the end: a passed gate has not checked them."""
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if reporter is None or hasattr(config, "workerinput") or config.option.collectonly:
         return

@@ -22,7 +22,7 @@ def corpus_of(folder: Path, texts: Iterable[str], encoder: Encoder | None = None
 
 
 def words(documents: int, each: int, seed: int = 0) -> list[str]:
-    """Always the same documents of so many words: Python's own sources, the default, differ between its versions."""
+    """Return always the same documents of `each` words: Python's own sources, the default, differ between its versions."""
     rng = random.Random(seed)
     known = ["".join(chr(97 + int(26 * rng.random())) for _ in range(2 + int(6 * rng.random()))) for _ in range(60)]
     return [" ".join(known[int(len(known) * rng.random() ** 2)] for _ in range(each)) for _ in range(documents)]

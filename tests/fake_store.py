@@ -13,15 +13,15 @@ class FakeStore:
     """Answers at once. Tests put a line between it and who asks."""
 
     clock: Callable[[], float]
-    """Its own."""
+    """Clock of the store."""
     items: dict[str, Item] = field(default_factory=dict)
     granted: int = 0
     held: dict[str, int] = field(default_factory=dict)
-    """By key: the lease that it goes with."""
+    """Lease of each key."""
     leases: dict[int, tuple[int, float]] = field(default_factory=dict)
     """Seconds, and when it ends."""
     most_bytes: int = 1_572_864
-    """Of a transaction's keys and values, as etcd's --max-request-bytes."""
+    """Largest keys and values of a transaction, as etcd's --max-request-bytes."""
 
     async def read(self, first: str, until: str, most: int) -> Sequence[Item]:
         self._expire()
@@ -71,7 +71,7 @@ class FakeStore:
     async def close(self) -> None: ...
 
     def forget(self) -> None:
-        """All keys, as a store that was made anew."""
+        """Forget all keys, as a new store."""
         self._remove(list(self.items))
 
     def _holds(self, guard: Guard) -> bool:

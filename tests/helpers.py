@@ -1,4 +1,4 @@
-"""What many tests need: identities by number, small manifests, statements."""
+"""Helpers of many tests: identities by number, small manifests, statements."""
 
 import asyncio
 import hashlib
@@ -35,7 +35,7 @@ HEARS_CTRL_C = ("env", "--default-signal=INT")
 """Before a command: what a shell's background job starts ignores Ctrl-C, and the tests may be one. No `preexec_fn`: with one a
 child is forked, and where gRPC has threads some die before they become the command."""
 SETTLEMENT: Mapping[str, Any] = {"chain_id": 1, "contract": "0x" + "ab" * 20}
-"""Of a manifest whose run takes accounts."""
+"""Section of a manifest whose run takes accounts."""
 
 
 def identity(number: int) -> Identity:
@@ -72,7 +72,7 @@ def manifest(**sections: Mapping[str, Any]) -> Manifest:
 
 
 async def no_status() -> dict[str, Any]:
-    """Of an app whose status nobody asks for, but /metrics whether it is well."""
+    """Return the status of an app in tests that only read /metrics."""
     return {"answers": []}
 
 
@@ -152,7 +152,7 @@ class Table:
             self.feed(round.Present(identity(number).peer))
 
     def verify(self) -> Head:
-        """Recheck the whole chain from outside; the machine must stand where the chain ends."""
+        """Recheck the whole chain from outside; the machine must be at the chain's end."""
         head = initial_head(COORDINATOR.peer, self.run.model.root)
         for commit in self.commits:
             head, _ = chain.extend(self.run, head, commit.envelope)
@@ -201,7 +201,7 @@ class Table:
         return self._seal(number, pb.KIND_LEAVE, body, changes)
 
     def state_root(self) -> bytes:
-        """The state every honest peer holds before the open round: a fold over what the commits counted."""
+        """Return the state root of every honest peer before the open round: a fold over the counted contributions."""
         counted = [c.body.round for c in self.commits if c.body.counted]
         return digest("state", counted) if counted or not self.run.model.root else self.run.model.root
 
@@ -304,7 +304,7 @@ class Table:
 
 
 class Told(Table):
-    """A round machine, and what is told of it."""
+    """Round machine, and the events that it reports."""
 
     def __init__(self, run: Manifest) -> None:
         self.telling, self.told = Telling(), list[events.Event]()
@@ -318,7 +318,7 @@ class Told(Table):
 
     @state.setter
     def state(self, after: round.RoundState) -> None:
-        """A new round is told where it is sealed."""
+        """Report the state; a new round is reported where it is sealed."""
         before, self._state = self._state, after
         if before is not None and before.head is after.head:
             self.told += self.telling.saw(before, after, self.moment)

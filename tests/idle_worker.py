@@ -1,4 +1,5 @@
-"""As dilocox.node.training.fork_server, but its workers import nothing, ask for no settings, and wait until they are ended."""
+"""Fork server as dilocox.node.training.fork_server, whose workers import nothing, read no settings, and wait until they
+are ended."""
 
 import os
 import time

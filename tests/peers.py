@@ -1,4 +1,5 @@
-"""What of several nodes meets: chains, blobs, calls, over real connections; without workers and coordinator."""
+"""Parts of several nodes that connect to each other: chains, blobs, calls, over real connections; without workers and
+coordinator."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -38,7 +39,7 @@ PATIENCE_SECONDS = 60.0
 
 @dataclass
 class Peer:
-    """What of a node meets others: its chain, its blobs, its calls."""
+    """Part of a node that other nodes reach: its chain, its blobs, its calls."""
 
     number: int
     chain: ChainFile

@@ -25,10 +25,10 @@ class Port:
 
     @property
     def laid(self) -> list[tuple[HostRange, ...]]:
-        """The placements of stages on hosts that it was told, the newest last."""
+        """Return the received placements of stages on hosts, the newest last."""
         return [event.hosts for event in self.fed if isinstance(event, member.Laid)]
 
     @property
     def whole(self) -> list[bool]:
-        """For each input, the newest last: True where all hosts of the stages were there."""
+        """Return for each input, the newest last, whether all hosts of the stages were present."""
         return [event.here for event in self.fed if isinstance(event, member.Whole)]

@@ -12,14 +12,14 @@ import pytest
 __all__ = ["in_processes"]
 
 PATIENCE_SECONDS = 600.0
-"""Of processes none of which says anything."""
+"""Seconds that all processes may spend without a message."""
 
 
 def in_processes(work: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """What `work`, a function of a module, returns in a process for each of the calls, all at once. Fails as soon as one of them
-    ends without; its traceback stands in the test's output."""
+    """Run `work`, a function of a module, in a process for each of the calls, all at once; return the results. Fails as
+    soon as one ends without a result; the test's output has its traceback."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, work.__module__])  # of the first who asks: others import what they lack
+    context.set_forkserver_preload([__name__, work.__module__])  # modules of the first caller: others import their missing ones
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")  # who forks has one thread
         forkserver.ensure_running()

@@ -28,7 +28,7 @@ class S3Double(ThreadingHTTPServer):
         self.down = False
         """Every request is answered with 503."""
         self.overwrites = False
-        """Whatever it is told."""
+        """True: it overwrites, whatever the request says."""
         self.conflicts = 0
         """So many conditional puts are refused, as of two at once."""
 
@@ -54,7 +54,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def _key(self) -> str | None:
-        """None, after an answer, where there is no such bucket, or the server is down."""
+        """Return the key; None, after an answer, if the bucket does not exist, or the server is down."""
         if self.server.down:
             self._answer(503)
             return None
@@ -120,7 +120,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def s3_double(page: int = PAGE) -> Iterator[S3Double]:
-    """Running, and what the environment says of S3 is that it is the one to ask."""
+    """Run the double, with an environment that selects it for S3."""
     says = {
         "AWS_ACCESS_KEY_ID": "double",
         "AWS_SECRET_ACCESS_KEY": "double",

@@ -1,8 +1,8 @@
-"""What does a fault cost those whom it does not hit? Real daemons, each in a network namespace of its own, a fault about every half
-minute from a seed, and a stranger who misbehaves throughout.
+"""Cost of a fault for the nodes that it does not hit. Real daemons run in one network namespace each. A seed chooses a
+fault about every half minute, and an unknown peer misbehaves throughout.
 
-Nodes are paced (`dilocox node --step-seconds`), so what a restarted neighbour computes is not taken for a loss, and a node that
-loses nothing takes a known number of steps. What that number is, a faultless stretch before the first fault says.
+Nodes are paced (`dilocox node --step-seconds`), so a restarted neighbour's computing does not look like a loss. A node
+that loses nothing takes a known number of steps, measured before the first fault.
 
     schedule.py   which fault when: from a seed, and nothing else
     network.py    the wire: namespaces, cuts, slow lines

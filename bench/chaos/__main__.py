@@ -26,7 +26,7 @@ __all__ = ["FULL", "QUICK", "Form", "Report", "chaos", "main"]
 
 NODES = 4
 STEP_SECONDS = 0.25
-"""A step of this model takes about 20 ms of one core: four nodes keep a third of a core busy, and two cores half idle."""
+"""A step of this model takes about 20 ms of one core. Four nodes load a third of a core, so two cores stay half idle."""
 RUN = f"""
 [run]
 name = "chaos"
@@ -69,7 +69,7 @@ snapshot_every = 4
 class Form:
     seed: int
     minutes: float
-    """Of faults."""
+    """Minutes with faults."""
     calm_seconds: float
     """Before the first of them: what is faultless is measured there, and scaled."""
     every: float
@@ -80,7 +80,7 @@ class Form:
 
 FULL = Form(seed=7, minutes=20, calm_seconds=180, every=30)
 QUICK = Form(seed=15, minutes=1, calm_seconds=10, every=10, clocks=False)
-"""A full disk, a damaged file, and everybody killed at once, coordinator included."""
+"""A full disk, a damaged file, and a kill of all daemons at once, the coordinator included."""
 
 
 @dataclass(frozen=True)
@@ -90,17 +90,17 @@ class Report:
     calm: dict[str, float]
     """Steps a second of each node, before the first fault."""
     counted: float
-    """Of all tokens that all nodes would have trained without faults, those who were hit included."""
+    """Share of all tokens that all nodes would have trained without faults, the hit nodes included."""
     rounds: int
     usage: dict[str, list[list[float]]]
-    """Of each daemon: seconds, MiB, descriptors."""
+    """Seconds, MiB and descriptors of each daemon."""
     stranger: dict[str, int]
     clocks: bool
     """Whether they could be stepped."""
 
 
 def closed(commits: list[Statement[pb.Commit]], world: World, batch_size: int) -> list[Closed]:
-    """The rounds as the chain tells them, on the clock of this machine's processes."""
+    """Return the rounds of the chain, on the clock of this machine's processes."""
     behind = time.time() - time.monotonic()
     said, lasted = [c.body.closed_at_ms / 1000 - behind for c in commits], [c.body.open_ms / 1000 for c in commits]
     rounds = []

@@ -1,7 +1,8 @@
-"""A wall clock of its own for each member, by libfaketime: the kernel has only one, and a time namespace shifts the others only.
+"""Separate wall clock of each member, by libfaketime: the kernel has only one, and a time namespace shifts only the other
+clocks.
 
-Its version 0.9.10 ends `time.sleep` with EINVAL; our daemons wait for events instead.
-Where the library is not installed (Debian: `apt install faketime`) no clock is stepped; the bench says so.
+Its version 0.9.10 ends `time.sleep` with EINVAL; our daemons wait for events instead. Without the library (Debian: `apt
+install faketime`) no clock is stepped, and the bench reports it.
 """
 
 from pathlib import Path
@@ -13,7 +14,7 @@ LIBRARIES = "usr/lib/*/faketime/libfaketimeMT.so.1"
 
 class Clocks:
     def __init__(self, folder: Path) -> None:
-        """`folder`: for a file per member, which its processes look at every second."""
+        """Store the folder of one file per member, which its processes read every second."""
         self._folder = folder
         self._library = next(Path("/").glob(LIBRARIES), None)
 
@@ -39,7 +40,7 @@ class Clocks:
         return ("env", *(f"{key}={value}" for key, value in settings.items()))
 
     def step(self, name: str, by: str) -> None:
-        """Set it so many seconds off the true time, with a sign; "+0": right again."""
+        """Set the clock off the true time by signed seconds; "+0" sets it right again."""
         scratch = self._file(name).with_suffix(".new")
         scratch.write_text(by)
         scratch.replace(self._file(name))

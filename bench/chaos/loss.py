@@ -1,8 +1,8 @@
-"""What a fault cost those whom it did not hit. Pure: from the chain's rounds and from what each node said of itself every second.
+"""Loss of nodes that a fault did not hit, computed from the chain's rounds and each node's status of every second.
 
-A node that loses nothing takes `rate` steps a second, and every step is counted in the end. So in a window it may lose two things:
-seconds, in which it took no steps although it could have, and steps that no commit counted. Both are told in seconds. What a round
-did not count is in the node's error feedback: the next contribution that is counted says by its samples that it holds it too.
+A node that loses nothing takes `rate` steps a second, and a commit counts every step in the end. In a window it may
+lose seconds without possible steps, and steps that no commit counted. Both are shown in seconds. Steps that a round did
+not count are in the node's error feedback. The samples of its next counted contribution show that it includes them.
 """
 
 import itertools
@@ -14,9 +14,9 @@ from bench.chaos.schedule import CLOCK_SECONDS, Fault
 __all__ = ["Closed", "Happened", "Price", "Sample", "Verdict", "kept", "misses", "moments", "price", "rate"]
 
 KEPT = 0.99
-"""Of the faultless steps, by those whom the faults do not hit."""
+"""Share of the faultless steps that nodes without a fault must reach."""
 KILL_SECONDS = 2.0
-"""What `kill -9` of one other node, or of the coordinator, may cost."""
+"""Largest cost in seconds of `kill -9` of one other node, or of the coordinator."""
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,11 @@ class Sample:
     at: float
     """Seconds, by the worker's clock."""
     steps: int
-    """Taken by this generation of workers."""
+    """Steps of this worker group."""
     round: int
-    """Of the running phase …"""
+    """Round of the running phase."""
     step: int
-    """… and how many of the steps are its."""
+    """Steps of the running phase."""
     on_roster: bool
 
 
@@ -41,7 +41,7 @@ class Closed:
     counted: Mapping[str, int]
     """Inner steps of their phases, by name …"""
     settled: Mapping[str, int]
-    """… and all that it settles: theirs, and those of phases before that no commit had counted."""
+    """Samples that it settles: its phase's, and those of earlier phases that no commit had counted."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Happened:
 
 @dataclass(frozen=True)
 class Price:
-    """What one node lost between a fault that did not hit it and the next one."""
+    """Loss of one node between a fault that did not hit it and the next fault."""
 
     fault: Fault
     node: str
@@ -80,7 +80,7 @@ class Verdict:
     orphans: Sequence[str]
     """Processes that outlived their daemon."""
     helps: Sequence[str]
-    """What had to be done by hand, a sentence each."""
+    """Manual repairs, a sentence each."""
 
 
 def _taken(samples: Sequence[Sample], since: float, until: float, off_roster: bool = False) -> float:
@@ -96,8 +96,8 @@ def _taken(samples: Sequence[Sample], since: float, until: float, off_roster: bo
 
 
 def moments(said: Sequence[float], lasted: Sequence[float]) -> list[float]:
-    """When rounds closed, of what the coordinator's wall clock said and how long each was open. That clock may have been stepped;
-    and a round that a damaged log began anew was open for longer than it says."""
+    """Return the times at which rounds closed, from the coordinator's wall clock and each round's length. That clock may
+    have been stepped. A round that a damaged log restarted was open for longer than it reports."""
     found = [said[0]]
     for wall, seconds in zip(said[1:], lasted[1:], strict=True):
         at = found[-1] + seconds
@@ -111,7 +111,8 @@ def rate(samples: Sequence[Sample], since: float, until: float) -> float:
 
 
 def hit(node: str, happened: Iterable[Happened], rounds: Sequence[Closed]) -> list[tuple[float, float]]:
-    """When a node suffered from faults of its own: until a round closes that opened after one was put right, and counts it."""
+    """Return the spans in which a node suffered from its own faults. A span ends with the first round that opened after
+    the repair and counts the node."""
     spans = []
     for each in happened:
         if node in each.fault.targets:
@@ -134,7 +135,7 @@ def never_counted(node: str, samples: Sequence[Sample], rounds: Iterable[Closed]
             open_rounds.clear()
         elif node in each.roster:
             open_rounds[each.round] = max((s.step for s in samples if s.round == each.round), default=0)
-        else:  # its seat is gone, and its lease
+        else:  # it lost its seat and its lease
             found |= open_rounds
             open_rounds.clear()
     return found | open_rounds
@@ -143,7 +144,8 @@ def never_counted(node: str, samples: Sequence[Sample], rounds: Iterable[Closed]
 def price(
     node: str, rate: float, samples: Sequence[Sample], happened: Sequence[Happened], rounds: Sequence[Closed], end: float
 ) -> list[Price]:
-    """For every fault that hit somebody else, while the node did not suffer from one of its own. `end`: of the last window."""
+    """Return the loss for every fault that hit another member, while the node did not suffer from its own. `end`: of the
+    last window."""
     suffering, prices, never = hit(node, happened, rounds), [], never_counted(node, samples, rounds)
     edges = [*(each.began for each in happened), end]
     for each, (since, until) in zip(happened, itertools.pairwise(edges), strict=True):

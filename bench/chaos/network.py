@@ -1,7 +1,7 @@
-"""A wire between members in network namespaces: one bridge, one address each, and what can be wrong with a line.
+"""Network between members in namespaces: one bridge, one address each, and the possible faults of a link.
 
-A direction is cut by giving the receiver a hardware address that nobody has: what is sent disappears, as on a line that is down,
-and no end hears of it. The bench itself talks over the bridge, past every cut.
+A cut gives the receiver a hardware address that no host has. Packets in that direction disappear, as on a failed link,
+and neither end notices. The bench itself connects over the bridge, past every cut.
 """
 
 import shutil

@@ -1,4 +1,4 @@
-"""Which fault happens when, and to whom: from a seed, and nothing else."""
+"""Schedule of faults and the members that they hit, from a seed alone."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -10,11 +10,11 @@ __all__ = ["CLOCK_SECONDS", "COORDINATOR", "DEADLINE_SECONDS", "Fault", "cut_pai
 
 COORDINATOR = "coordinator"
 DEADLINE_SECONDS = 20.0
-"""Of the run's rounds."""
+"""Deadline of the run's rounds."""
 REST_SECONDS = 12.0
 """After a fault was put right, at least, before the next one."""
 DOWN_SECONDS = 4.0
-"""Between `kill -9` and the start that an operator's supervisor would make."""
+"""Seconds between `kill -9` and the restart that an operator's supervisor would make."""
 HANG_SECONDS = 90.0
 """Longer than a daemon takes to notice a worker that hangs."""
 NODE_FILES = (
@@ -32,9 +32,9 @@ NODE_FILES = (
 )
 COORDINATOR_FILES = ("runs/*/chain.db", "runs/*/peers.json", "daemon.json", "starts", "tls.pem", "libp2p.key")
 DAMAGES = ("a byte", "half", "all")
-"""How much of a file: one bit of it flipped, its second half gone, nothing left but garbage."""
+"""Damage of a file: one flipped bit, its second half deleted, or all bytes replaced by garbage."""
 CLOCK_SECONDS = 3600
-"""By which a wall clock is put on or back, and then set right."""
+"""Seconds by which a wall clock is moved forward or back, and later corrected."""
 CHILDREN = ("dht_child", "p2pd")
 
 
@@ -45,7 +45,7 @@ class Fault:
     targets: tuple[str, ...]
     """The members that it hits; what these lose is its price, what others lose is what is measured."""
     seconds: float = 0.0
-    """Until it is put right, or at most until the member has done so itself; 0: nobody else does."""
+    """Seconds until the repair, or at most until the member has repaired itself; 0: only the member repairs it."""
     detail: str = ""
     at: float = 0.0
     """Seconds after the first fault could have been."""
@@ -55,7 +55,7 @@ class Fault:
 
 
 def _deck(random: random.Random, nodes: Sequence[str], clocks: bool) -> list[Fault]:
-    """Every fault once, on members drawn anew."""
+    """Return every fault once, on freshly drawn members."""
 
     def one() -> tuple[str, ...]:
         return (random.choice(nodes),)
@@ -112,7 +112,7 @@ def plan(seed: int, minutes: float, nodes: Sequence[str], every: float, clocks: 
 
 
 def cut_pairs(fault: Fault, members: Sequence[str]) -> set[tuple[str, str]]:
-    """(from, to): the directions in which a cut lets nothing through. Who is cut off together still reaches each other."""
+    """Return the directions (from, to) that a cut blocks. Members on one side of it still reach each other."""
     inside, outside = set(fault.targets), set(members) - set(fault.targets)
     out = {(a, b) for a in inside for b in outside}
     back = {(b, a) for a, b in out}

@@ -1,7 +1,7 @@
-"""A stranger who knows the join link and misbehaves for as long as it lives, against every daemon: `python -c … ADDRESS…`.
+"""Unknown peer that knows the join link and attacks every daemon until it ends: `python -c … ADDRESS…`.
 
-It holds connections that say nothing, follows the run on streams it never reads, sends what is no protocol, and asks as fast as it
-may: for the run, for blobs that nobody has, and with statements that mean nothing. What came of it stands in its last line.
+It opens idle connections, follows the run on streams that it never reads, and sends invalid protocol. It calls as fast
+as allowed: for the run, for blobs that no peer has, and with meaningless statements. Its last line has the results.
 """
 
 import asyncio
@@ -28,13 +28,13 @@ __all__ = ["main"]
 SILENT = 32
 """Connections to each port that say nothing."""
 STREAMS = 8
-"""Of events and of blobs, to each daemon."""
+"""Streams of events and of blobs to each daemon."""
 CALLS_PER_SECOND = 10.0
-"""To each daemon; a flood that leaves the machine to those who are measured."""
+"""Calls a second to each daemon: a flood that leaves the machine to the measured nodes."""
 JUNK_SECONDS = 1.0
 JUNK_BYTES = 1 << 14
 PAUSE_SECONDS = 1.0
-"""Where nobody answers."""
+"""Seconds before the next attempt if a daemon does not answer."""
 CALL_SECONDS = 10.0
 IDLE_SECONDS = 600.0
 
@@ -55,7 +55,7 @@ class Stranger:
                 await asyncio.sleep(PAUSE_SECONDS)
 
     async def silence(self, address: str) -> None:
-        """Until the other side ends it."""
+        """Open a silent connection until the other side ends it."""
         reader, writer = await asyncio.open_connection(*address.rsplit(":", 1))
         try:
             while await reader.read(1 << 16):
@@ -79,7 +79,7 @@ class Stranger:
         return self.channels.channel(pb.PeerRecord(address=address, certificate=certificate))
 
     async def idle_stream(self, address: str) -> None:
-        """One that is never read, and one on which nothing is ever said; until the other side ends them."""
+        """Open one stream without reads and one without writes, until the other side ends them."""
         channel = await self._channel(address)
         events = rpc.CoordinatorStub(channel).Watch(services.WatchRequest(), timeout=IDLE_SECONDS)
         blob = rpc.PeerStub(channel).Push(timeout=IDLE_SECONDS)

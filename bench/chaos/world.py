@@ -1,6 +1,6 @@
-"""The swarm that the faults happen to: real daemons on a wire of their own, each on a small disk, and the hand that breaks things.
+"""Swarm that the faults hit: real daemons on their own network, each on a small disk, and the code that causes faults.
 
-Whoever is killed is started again, as a supervisor would. Whatever else has to be done so that the run goes on is a help by hand.
+A killed daemon is restarted, as by a supervisor. Any other repair that the run needs counts as manual.
 """
 
 import contextlib
@@ -43,13 +43,13 @@ API_PORT = 8080
 DISK = "256m"
 LOOK_SECONDS = 1.0
 POLL_SECONDS = 0.1
-"""Between two looks for processes that a dead daemon left."""
+"""Seconds between two checks for processes that a dead daemon left."""
 MEASURE_SECONDS = 10.0
 ANSWER_SECONDS = 3.0
 ORPHAN_SECONDS = 60.0
-"""What a dead daemon leaves must have ended by then: a worker that was just loading torch notices when it has."""
+"""Seconds in which processes of a dead daemon must end: a worker that loads torch notices its death only afterwards."""
 PATIENCE_SECONDS = 600.0
-"""For what must happen in the end. Longer than that is a help by hand."""
+"""Seconds for an eventual result. A longer wait counts as a manual repair."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class World:
         self._testnet.members = [self._placed(member) for member in self._testnet.members]
         self._folder, self._random = folder, random.Random(seed)
         self._down: set[str] = set()
-        """Whom we killed and have not started again."""
+        """Members that the bench killed and has not restarted."""
         self._peers: dict[str, str] = {}
         self.samples: dict[str, list[Sample]] = defaultdict(list)
         self.usage: dict[str, list[Usage]] = defaultdict(list)
@@ -88,7 +88,8 @@ class World:
 
     @contextmanager
     def running(self) -> Iterator["World"]:
-        """Everybody is there and was counted; in the end nobody is, and the chains lie on disk until the world ends."""
+        """Run all members until each was counted. At the end all are stopped; the chains stay on disk until the world
+        ends."""
         with ExitStack() as closing:
             closing.enter_context(self._wire.present())
             for member in self._testnet.members:
@@ -102,7 +103,7 @@ class World:
             yield self
 
     def stop(self) -> None:
-        """Everybody leaves; who stays is an orphan."""
+        """Stop all members; a process that remains is an orphan."""
         self._down.update(self.names)
         self._testnet.stop()
         self._reap()
@@ -141,7 +142,7 @@ class World:
             return None
 
     def name_of(self, peer: str) -> str:
-        """Which node this is; a node whose identity we have not seen yet is looked up."""
+        """Return the node of a peer; the identity of a new node is read first."""
         if peer not in self._peers:
             for name in self.nodes:
                 if (self._testnet.member(name).home / "identity.key").exists():
@@ -149,13 +150,13 @@ class World:
         return self._peers.get(peer, peer)
 
     def _counted_since(self, first: int) -> set[str]:
-        """Who was counted in one round or another from this one on."""
+        """Return the nodes counted in any round from this one on."""
         rounds = range(first, len(self.get(COORDINATOR, "/v1/rounds") or []))
         details = [self.get(COORDINATOR, f"/v1/rounds/{number}") or {} for number in rounds]
         return {self.name_of(item["cluster"]) for detail in details for item in detail.get("clusters", ())}
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
-        """Wait; where it does not come by itself, somebody would have to help."""
+        """Wait for the condition; at the end of patience, report that a manual repair is needed."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not condition():
             if time.monotonic() > deadline:
@@ -165,7 +166,7 @@ class World:
             time.sleep(LOOK_SECONDS)
 
     def until_all_are_counted(self) -> None:
-        """In rounds that open from now on."""
+        """Wait until each node is counted in a round that opens from now on."""
         first = len(self.get(COORDINATOR, "/v1/rounds") or []) + 1
         for name in self.nodes:
             self.until(lambda name=name: name in self._counted_since(first), f"{name} was counted again")  # type: ignore[misc]
@@ -176,7 +177,7 @@ class World:
             time.sleep(min(left, LOOK_SECONDS))
 
     def _help(self) -> None:
-        """Who ended by itself is started again by hand, and that is written down."""
+        """Restart members that ended by themselves, and record it as a manual repair."""
         for member in self._testnet.members:
             process = self._testnet.processes.get(member.name)
             if member.name in self._down or process is None or process.poll() is None:
@@ -186,7 +187,8 @@ class World:
             self._testnet.start(member)
 
     def chains(self) -> dict[str, list[Statement[pb.Commit]]]:
-        """Everybody's commits, each verified from the first one on. After `stop`. Raises RemoteError where one does not hold."""
+        """Return each member's commits, verified from the first one on. Call it after `stop`. Raises RemoteError if one is
+        not valid."""
         found = {}
         for member in self._testnet.members:
             (path,) = find_chains(member.home)
@@ -229,7 +231,7 @@ class World:
 
     @contextmanager
     def _stranger(self) -> Iterator[None]:
-        """Beside the swarm, as long as it runs."""
+        """Run the unknown peer beside the swarm."""
         facts = {member.name: member.facts() or {} for member in self._testnet.members}
         at = [",".join(f"{self._wire.address(n, LINE)}:{facts[n][port]}" for n in self.names) for port in ("port", "dht_port")]
         link = (self._folder / "link").read_text().strip()
@@ -293,7 +295,7 @@ class World:
                 child.resume()
 
     def _hang_worker(self, fault: Fault) -> None:
-        """Nobody lets it go on: the daemon notices, or somebody has to."""
+        """Hang a worker without a later repair: the daemon must notice, or a manual repair counts."""
         if (child := self._child(fault.targets[0], WORKER)) is not None:
             child.suspend()
             deadline = time.monotonic() + fault.seconds
@@ -322,7 +324,7 @@ class World:
     def _fill_disk(self, fault: Fault) -> None:
         filler = self._testnet.member(fault.targets[0]).home / "filler"
         deadline = time.monotonic() + fault.seconds
-        while time.monotonic() < deadline:  # the daemon goes on removing what it does not need
+        while time.monotonic() < deadline:  # the daemon continues to delete files that it does not need
             with contextlib.suppress(OSError), filler.open("ab", buffering=0) as file:
                 while True:
                     file.write(bytes(1 << 16))
@@ -353,7 +355,7 @@ class World:
 
 
 def distinct(chains: Sequence[Sequence[Statement[pb.Commit]]]) -> int:
-    """How many chains there are of which none is another's beginning."""
+    """Return the number of chains that are not a prefix of another."""
     digests = sorted({tuple(commit.digest for commit in chain) for chain in chains}, key=len, reverse=True)
     ends: list[tuple[bytes, ...]] = []
     for each in digests:

@@ -1,1 +1,1 @@
-"""What hostile clusters do to a model, by attack and defence."""
+"""Effect of hostile clusters on a model, by attack and defence."""

@@ -1,9 +1,10 @@
-"""What hostile clusters do to a model, by attack and defence: `python -m bench.poison [--quick] [--check]`.
+"""Effect of hostile clusters on a model, by attack and defence: `python -m bench.poison [--quick] [--check]`.
 
-Real trainers and codecs in the lab, whose counting and apply are the product's; hostile payloads (bench/attacks.py) pass what
-voters check, or are refused. A defence is what a manifest chooses, each one more than the one before (design.py). Finished cells
-are kept, here and, once `python -m bench.docs` has written them, in docs/results/poison-runs.json: whoever calls again goes on
-where it was. `--minutes` bounds one call. docs/poisoning.md quotes it.
+Real trainers and codecs run in the lab, with the product's counting and apply. Hostile payloads (bench/attacks.py) pass
+the voters' checks, or are rejected. A defence is a set of manifest choices; each adds one to the previous defence
+(design.py). The bench stores finished cells here, and `python -m bench.docs` writes them to
+docs/results/poison-runs.json. A later call continues from both. `--minutes` limits one call. docs/poisoning.md quotes
+the results.
 """
 
 import argparse
@@ -24,11 +25,11 @@ __all__ = ["main"]
 
 @dataclass(frozen=True)
 class Plan:
-    """What one call looks at."""
+    """Cells of one call."""
 
     settings: Sequence[Setting]
     attacks: Sequence[str]
-    """Nobody's among them."""
+    """Attacks, with the case of no attack."""
     defences: Sequence[str]
     whole: bool
     """All attacks and defences are."""
@@ -74,7 +75,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def report(plan: Plan, setting: Setting) -> tuple[dict[str, Any], list[str]]:
-    """What is finished of a setting, said, and the bars that do not hold or are not known yet, as sentences."""
+    """Return the finished part of a setting as a report, and the missed or unknown bars, as sentences."""
     known = [d for d in plan.defences if all(complete(setting, "nobody", each) for each in (d, SCORED.get(d, d)))]
     attacks = [attack for attack in plan.attacks if all(complete(setting, attack, d) for d in known)]
     sentences = [f"{setting.title}: {name} is not known yet" for name in plan.defences if name not in known]

@@ -1,4 +1,4 @@
-"""One training run of the comparison, in a process of its own, and where what came of it is kept."""
+"""One training run of the comparison, in a separate process, and the store of its result."""
 
 import json
 import math
@@ -18,7 +18,7 @@ __all__ = ["CELLS", "KEPT", "found", "kept", "loss_of", "run_all", "summary", "t
 
 CELLS = RESULTS / "poison"
 KEPT = Path(__file__).parents[2] / "docs" / "results" / "poison-runs.json"
-"""What was run before, by others too: `python -m bench.docs` writes it."""
+"""Results of earlier runs, of other machines too, as `python -m bench.docs` writes them."""
 
 
 def train(cell: Cell) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def _of(round_and_author: Iterable[tuple[int, str]], clusters: Container[str]) -
 
 
 def summary(result: Mapping[str, Any]) -> dict[str, Any]:
-    """What is kept of a run: of `measured`, what honest voters said of honest contributions."""
+    """Return the stored part of a result: of `measured`, the honest votes on honest contributions."""
     fair = [(gain, cosine, harm) for _, by, of, gain, cosine, harm in result["measured"] if not by and not of]
     said = {
         "voices": len(fair),
@@ -79,7 +79,7 @@ def summary(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def found(cell: Cell) -> dict[str, Any] | None:
-    """What came of it, where it was run."""
+    """Return the result of a cell, if it was run."""
     path = CELLS / f"{cell.key}.json"
     return json.loads(path.read_text()) if path.exists() else kept().get(cell.key)
 
@@ -91,14 +91,14 @@ def kept() -> dict[str, Any]:
 
 
 def loss_of(cell: Cell) -> float:
-    """At the end of the run."""
+    """Return the loss at the end of the run."""
     result = found(cell)
     assert result is not None
     return float(result["losses"][-1])
 
 
 def run_all(cells: Iterable[Cell], processes: int, until: float = math.inf, folder: Path = CELLS) -> None:
-    """Those that were not run yet; none is begun after `until`, by the monotonic clock."""
+    """Run the cells without a result; none starts after `until`, by the monotonic clock."""
     waiting = [cell for cell in cells if found(cell) is None]
     if not waiting:
         return

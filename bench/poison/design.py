@@ -1,6 +1,7 @@
-"""What is compared: attacks (bench/attacks.py) against defences, each one more than the one before, among so many clusters.
+"""Design of the comparison: attacks (bench/attacks.py) against defences, each of which adds one choice to the previous,
+for a number of clusters.
 
-A cell is one training run. Its key is the digest of all that it depends on.
+A cell is one training run. Its key is the digest of everything that it depends on.
 """
 
 import json
@@ -40,7 +41,7 @@ DENSE: Settings = {
     "rounds": {key: _PRESET["rounds"][key] for key in ("overlap", "lead_weight")},
     "outer": _PRESET["outer"],
 }
-"""As presets of short runs have it; coded, as it was when the runs that are kept were made: the same values, in fewer bytes."""
+"""Settings of presets for short runs, with the entropy coding of the stored runs: the same values, in fewer bytes."""
 AVERAGING: Settings = {"outer": {"learning_rate": 1.0, "momentum": 0.0}}
 MUON_RATES: Settings = {"training": {"learning_rate": 3e-3, "muon_learning_rate": 0.02}}
 CODECS: dict[str, tuple[Arm, Settings]] = {
@@ -48,13 +49,13 @@ CODECS: dict[str, tuple[Arm, Settings]] = {
     "low rank": (ARMS["DiLoCoX"], AVERAGING),
     "dense": (Arm(DENSE, MUON_RATES), {}),
 }
-"""By kind of payload: the algorithm, and the settings on top of its own."""
+"""Codecs by kind of payload: the algorithm, and the settings that change it."""
 SMALL: Settings = {
     "model": {"hidden_size": 64, "intermediate_size": 128, "sequence_length": 32},
     "data": {"evaluation_sequences": 128},
     "training": {"warmup_steps": 5},
 }
-"""On top of the toy of bench/arms.py."""
+"""Settings that change the toy of bench/arms.py."""
 
 
 class Unbounded(Manifest):
@@ -172,7 +173,7 @@ class Setting:
 
     @property
     def inner_steps(self) -> int:
-        """Of all clusters, over the runs of all seeds."""
+        """Return the inner steps of all clusters, over the runs of all seeds."""
         return self.clusters * self.steps * self.seeds
 
     @property
@@ -182,7 +183,7 @@ class Setting:
 
     @property
     def length(self) -> str:
-        """In words."""
+        """Return the length in words."""
         rounds = f"{self.steps // HORIZON} rounds of {HORIZON} inner steps"
         return f"{rounds}, {self.seeds} seed{'s' * (self.seeds > 1)}"
 

@@ -1,4 +1,4 @@
-"""What came of it: tables, and which bars do not hold."""
+"""Report of the comparison: tables, and missed bars."""
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ __all__ = ["HARM", "Judged", "complete", "judged", "losses", "missed", "missed_b
 
 @dataclass(frozen=True)
 class Judged:
-    """What committees did with well-made contributions, over the runs of some seeds."""
+    """Verdicts of committees on valid contributions, over the runs of some seeds."""
 
     hostile: int
     caught: int
@@ -24,9 +24,9 @@ class Judged:
     voices: int
     """Scores of honest contributions by honest voters."""
     against: int
-    """Of those, who found harm."""
+    """Votes that found harm."""
     worse: int
-    """Of those, who found a larger loss."""
+    """Votes that found a larger loss."""
     cosine: float
     """The smallest of those."""
     training: float
@@ -64,25 +64,27 @@ def complete(setting: Setting, attack: str, defence: str) -> bool:
 
 
 HELD = ("flip", "flip, loud", "tokens", "live", "late", "one tensor", "zeros", "copy", "renamed copy")
-"""What the defaults are there for."""
+"""Attacks that the defaults must resist."""
 HARM, EXPLODES, COST = 1.25, 2.0, 1.05
-"""Times the loss without hostile clusters: what held attacks may reach with the defaults, what the live one reaches without
-defence, and what the defaults may cost where nobody is hostile."""
+"""Bars as multiples of the loss without hostile clusters: the limit for resisted attacks with the defaults; the live
+attack's loss without defence; the defaults' cost without attackers."""
 
 
 CLOSE, UNJUST, UNSCORED, SHARE = 1.01, 0.02, 1.003, 0.03
-"""Where the run scores and fewer than a third are hostile: times the loss without hostile clusters, share of honest contributions
-refused; and with nobody hostile: times the loss without scores, and of the time that training takes in a preset that scores."""
+"""Bars if the run scores and fewer than a third are hostile: multiple of the loss without hostile clusters, share of
+honest contributions rejected. Bars without attackers: multiple of the loss without scores, share of training time in a
+preset that scores."""
 
 
 def steps_a_score(setting: Setting, each: Judged) -> float:
-    """In inner steps of one cluster."""
+    """Return the cost of a score, in inner steps of one cluster."""
     return each.losses / each.voices / (each.training / setting.inner_steps)
 
 
 def preset_share(preset: str, steps_a_score: float, sequences: int, clusters: int) -> float:
-    """Of the time that a round of a preset trains: what a cluster takes that scores all others, or as many as it may. 0: it does
-    not score. `steps_a_score`: what one took, in inner steps of so many `sequences`; both go with the sequences that they read."""
+    """Return the scoring time as a share of a round's training in a preset; 0: it does not score. It is for a cluster that
+    scores all others, or its allowed maximum. `steps_a_score`: cost of one score, in inner steps of `sequences`; both
+    are proportional to the sequences that they read."""
     run = load_preset(preset)
     scores = min(run.scoring.voters, clusters - 1)
     return scores * steps_a_score * sequences / run.training.batch_size / run.rounds.inner_steps
@@ -117,7 +119,7 @@ def missed_by_scores(
     votes: Mapping[str, Mapping[str, Judged]],
     unscored: Mapping[str, float],
 ) -> list[str]:
-    """`unscored`: the loss where nobody is hostile nor scores, by defence that scores."""
+    """Return the bars that scoring misses. `unscored`: the loss without attackers and scores, by defence that scores."""
     sentences = []
     for defence, plain in unscored.items() if 3 * setting.hostile < setting.clusters else ():
         clean, quiet = found["nobody"][defence], votes["nobody"][defence]
@@ -136,7 +138,8 @@ def missed_by_scores(
 
 
 def shares(setting: Setting, score: Judged) -> dict[str, float]:
-    """What scoring takes, by preset that scores with the setting's inner optimizer: Muon's steps are longer than AdamW's."""
+    """Return the share of scoring, by preset that scores with the setting's inner optimizer: Muon's steps are longer than
+    AdamW's."""
     run = setting.cells("nobody", SCORES.name)[0].manifest()
     steps, found = steps_a_score(setting, score), dict[str, float]()
     for name in preset_names():
@@ -176,8 +179,8 @@ def say(setting: Setting, found: Mapping[str, Mapping[str, float]], votes: Mappi
 def scored(
     settings: Sequence[Setting], attacks: Sequence[str], defence: str = SCORES.name
 ) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows of one table over settings, of what is finished with a defence that scores: the loss over that with nobody
-    hostile; hostile contributions caught of how many; honest ones refused of how many."""
+    """Return columns and rows of one table over settings, from finished cells with a defence that scores. The columns: the
+    loss over that without attackers; caught hostile contributions of all; rejected honest contributions of all."""
     here = [setting for setting in settings if complete(setting, "nobody", defence)]
     rows = []
     for attack in attacks:

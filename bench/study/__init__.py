@@ -1,1 +1,1 @@
-"""The registered comparison of algorithms: what is compared, how each is tuned, and on which clock, stands in `design.py`."""
+"""Registered comparison of algorithms; `design.py` defines its arms, their tuning, and the clock."""

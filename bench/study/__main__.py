@@ -1,7 +1,7 @@
-"""`python -m bench.study`: the registered comparison of algorithms (bench/study/design.py says what is compared and how).
+"""`python -m bench.study`: the registered comparison of algorithms (bench/study/design.py defines arms and method).
 
-Every finished run is kept, here and, once `python -m bench.docs` has written it, in docs/results/study-runs.json: whoever calls
-again goes on where it was. `--minutes` bounds one call. `--check` exits with 1 where a bar is missed, or is not known yet.
+The bench stores every finished run here, and `python -m bench.docs` writes it to docs/results/study-runs.json. A later
+call continues from both. `--minutes` limits one call. `--check` exits with 1 if a bar is missed, or unknown.
 """
 
 import argparse
@@ -31,7 +31,7 @@ ON_DEVICE = 4
 
 @dataclass(frozen=True)
 class Plan:
-    """What one call looks at."""
+    """Cells and arms of one call."""
 
     cells: Sequence[Cell]
     arms: Sequence[str]
@@ -151,7 +151,7 @@ def report(plan: Plan, by_cell: dict[Cell, list[Row]]) -> None:
 
 
 def keep(name: str, plan: Plan, by_cell: dict[Cell, list[Row]], quick: bool) -> None:
-    """What the page is made of, where it is of all cells and arms; else beside that."""
+    """Write the page's data if the call covers all cells and arms; otherwise write beside them."""
     sets = digests(Trial(plan.cells[0], plan.arms[0], drawn(0), 0, plan.text))
     cells = [
         {"name": cell.name, "cell": asdict(cell), "rows": [row_facts(row) for row in of_cell]}
@@ -161,5 +161,5 @@ def keep(name: str, plan: Plan, by_cell: dict[Cell, list[Row]], quick: bool) -> 
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the runs that were begun end, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that started runs end, too
     main()

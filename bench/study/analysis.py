@@ -1,6 +1,7 @@
-"""What the runs of a cell say: losses with intervals, gaps to the reference with the same inner optimizer, and who won.
+"""Analysis of a cell's runs: losses with intervals, gaps to the reference with the same inner optimizer, and the winner.
 
-Runs of two arms with the same seed begin alike and read the same samples: what one ends above the other is taken seed by seed.
+Runs of two arms with the same seed have the same start and read the same samples. So the difference of their losses is
+taken seed by seed.
 """
 
 import math
@@ -27,13 +28,13 @@ class Row:
     tuned: Tuned
     runs: Sequence[Found]
     gap: float | None = None
-    """Over the reference with the same inner optimizer, as a share of its loss."""
+    """Gap to the reference with the same inner optimizer, as a share of its loss."""
     gap_half_width: float | None = None
     behind: float | None = None
-    """Over the arm with rounds that ended lowest, as a share of its loss; None of what has none."""
+    """Gap to the arm with rounds that ended lowest, as a share of its loss; None without such an arm."""
     behind_half_width: float | None = None
     parts: Mapping[Part, float] = field(default_factory=dict)
-    """Of the gap, as far as they were measured; `""`: commits that come late."""
+    """Measured parts of the gap; `""`: late commits."""
 
     @property
     def loss(self) -> float:
@@ -52,13 +53,14 @@ def interval(values: Sequence[float]) -> float:
 
 
 def above(runs: Sequence[Found], others: Sequence[Found]) -> tuple[float, float]:
-    """By how much the first end above the others, as a share of their loss, and half of the 95% interval, seed by seed."""
+    """Return the mean excess of the first runs over the others, as a share of their loss, and half of the 95% interval,
+    seed by seed."""
     mean = statistics.fmean(run.test for run in runs) / statistics.fmean(run.test for run in others) - 1
     return mean, interval([run.test / other.test - 1 for run, other in zip(runs, others, strict=True)])
 
 
 def rows(cell: Cell, arms: Sequence[str], text: Text, budget: Budget, known: Known) -> list[Row]:
-    """Of the arms that are finished, the best loss first; gaps where their references are."""
+    """Return rows of the finished arms, the best loss first; gaps if their references are finished."""
     looked_at = {*arms, *(REFERENCES[ARMS[arm].inner] for arm in arms)}
     finished = {
         arm: _row(cell, arm, text, budget, known)
@@ -87,7 +89,7 @@ def _held_against_the_lowest(found: Sequence[Row]) -> list[Row]:
 
 
 def _losses_of_parts(cell: Cell, arm: str, text: Text, budget: Budget, known: Known) -> list[float]:
-    """In the order of PARTS, up to the first that was not run yet; empty where nothing but the whole arm was."""
+    """Return the losses in the order of PARTS, up to the first missing run; empty if only the whole arm was run."""
     if not ARMS[arm].hides:
         return []
     losses = []
@@ -106,5 +108,5 @@ def _row(cell: Cell, arm: str, text: Text, budget: Budget, known: Known) -> Row:
 
 
 def winner(found: Sequence[Row]) -> Row | None:
-    """Of the arms that have rounds."""
+    """Return the best arm with rounds."""
     return next((row for row in found if ARMS[row.arm].has_rounds), None)

@@ -1,11 +1,11 @@
 """Many models of one shape that train in step on one device: a step of all of them is one batch, and on a GPU one graph.
 
-Small models leave a GPU idle: what a step takes there is the time to ask for its kernels, one model's as long as fifty's. So the
-runs of an arm, with all their clusters, are stacked. Each goes on by itself (a thread for each) until it needs its parameters; when
-all do, the steps that they have asked for are taken, the first of each, then the second, and so on.
+Small models leave a GPU idle. A step's time there is the launch of its kernels, for one model as long as for fifty. So
+the runs of an arm, with all their clusters, are stacked. Each run continues in its thread until it needs its
+parameters. When all wait, the crowd takes the requested steps: the first of each, then the second, and so on.
 
-The arithmetic is that of node/training in float32 (transformers' layers, torch's AdamW and Muon), in another order of additions: a
-test holds the two together, tensor by tensor and by the losses of whole runs.
+The arithmetic is that of node/training in float32 (transformers' layers, torch's AdamW and Muon), in another order of
+additions. A test compares the two, tensor by tensor and by the losses of whole runs.
 """
 
 import math
@@ -38,20 +38,20 @@ WARM_UPS = 2
 
 @dataclass
 class Asked:
-    """Of one model."""
+    """Requested steps of one model."""
 
     training: Training
     steps: int = 0
-    """Taken so far."""
+    """Steps taken so far."""
     batches: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    """To be trained on: (inputs, targets)."""
+    """Batches to train on: (inputs, targets)."""
 
 
 class Rates:
-    """What a step does to each model, in a tensor of the device."""
+    """Rates of a step for each model, in a tensor of the device."""
 
     NOTHING = (0.0, 0.0, 0.0, 1.0, 1.0)
-    """To a model that takes none."""
+    """Rates of a model that takes no step."""
 
     def __init__(self, values: Tensor) -> None:
         """(5, models)"""
@@ -60,7 +60,7 @@ class Rates:
 
     @staticmethod
     def of(training: Training, step: int) -> list[float]:
-        """Of the step after so many."""
+        """Return the rates of the step after `step` steps."""
         factor, taken = learning_rate_factor(training, step), step + 1
         rates = [training.learning_rate * factor, training.muon_learning_rate * factor]
         return [1.0, *rates, 1 - BETAS[0] ** taken, math.sqrt(1 - BETAS[1] ** taken)]
@@ -117,21 +117,22 @@ def orthogonal(matrices: Tensor) -> Tensor:
 
 
 def _alike(run: Manifest) -> dict[str, object]:
-    """What all models of a crowd have in common."""
+    """Return the settings that all models of a crowd share."""
     of_model = run.model.model_dump(exclude={"seed"})
     rates = {"learning_rate", "muon_learning_rate", "total_steps", "warmup_steps"}
     return {"model": of_model, "training": run.training.model_dump(exclude=rates), "timed": run.rounds.round_seconds}
 
 
 class Crowd:
-    """`models` of a run's shape, asked by `runs` of them together; each run's training may have rates and lengths of its own."""
+    """Stack of `models` models of a run's shape, requested by `runs` runs together; each run's training may have different
+    rates and lengths."""
 
     def __init__(self, run: Manifest, models: int, runs: int, sequences: int, device: torch.device) -> None:
         """`sequences`: in a model's step."""
         self._run, self._device = run, device
         self.asked: list[Asked] = []
         self._number: dict[int, int] = {}
-        """Of a trainer."""
+        """Index of a trainer."""
         self._chain = build_chain(run.model, list(range(run.model.stages)), device)
         specs = [(f"stages.{number}.{spec.name}", spec) for number, stage in enumerate(self._chain) for spec in stage.specs]
         by_kind: dict[tuple[tuple[int, ...], bool], list[tuple[str, TensorSpec]]] = {}
@@ -142,7 +143,7 @@ class Crowd:
         ]
         values = {name: each for group in self._groups for name, each in zip(group.names, group.values, strict=True)}
         self._values = {name: values[name] for name, _ in specs}
-        """By name: (models, *shape), in the order of the stages' tensors."""
+        """Parameters by name: (models, *shape), in the order of the stages' tensors."""
         shape = (models, sequences, run.model.sequence_length)
         self._inputs = torch.zeros(shape, dtype=torch.int64, device=device)
         self._targets = torch.zeros_like(self._inputs)
@@ -171,7 +172,7 @@ class Crowd:
         self.asked[self._number[id(trainer)]].batches.append((inputs, targets))
 
     def finish(self, trainers: Sequence[Trainer]) -> None:
-        """In a run: return when what was asked for these, its own, is done, which is as soon as all runs wait."""
+        """Wait in a run until the requests of these trainers, its own, are done: as soon as all runs wait."""
         if not any(self.asked[self._number[id(trainer)]].batches for trainer in trainers):
             return
         self._waiting += 1
@@ -183,7 +184,7 @@ class Crowd:
 
     @contextmanager
     def run(self) -> Iterator[None]:
-        """In a thread: one run goes on at a time, while the others wait."""
+        """Run one thread's run at a time, while the other runs wait."""
         with self._changed:
             try:
                 yield
@@ -219,7 +220,7 @@ class Crowd:
             self._step()
 
     def _loss(self, values: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
-        """Of one model, nats per token that is trained on."""
+        """Return the loss of one model, in nats per trained token."""
         logits = functional_call(self._chain, values, (inputs,))
         return cross_entropy(logits, targets) / (targets != UNTRAINED).sum()
 
@@ -234,7 +235,7 @@ class Crowd:
             group.update(stacked.mul_(group.each(scales)), self._rates)
 
     def _graph(self) -> Callable[[], object]:
-        """A step, recorded: every model's rates are 0 meanwhile."""
+        """Record a step as a graph; every model's rates are 0 during the recording."""
         side = torch.cuda.Stream(self._device)
         side.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(side):

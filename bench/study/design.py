@@ -1,20 +1,20 @@
-"""The design of the study, written down before it is run: what was looked at before stands in docs/results.md.
+"""Design of the study, written before its runs; docs/results.md describes the earlier exploration.
 
-    factors    inner optimizer x codec x overlap; H is no factor: it is what the bytes that a step may cost make of a codec
-    cells      size of the model, clusters, length, bytes, text. What is compared in a cell has as much time by the clock
-               (node/clock.py) of a site in the published run's proportions as whole rounds take, one half more or less, and
-               sends at most as many bits for each inner step. The last exchange of what hides its own comes on top. Exact payloads
-               send more, where two rounds would be longer than a cell: tables tell the time and the bits of each arm
-    tuning     as many random settings for every arm, from a seed and the same ranges: inner rates, outer rate and momentum, the
-               rate at lr / (1 - momentum), which is how far a steady gradient moves. Each is a short run (in the shortest cells a
-               whole one); the best by the tuning set is run at full length with every seed. Arms that are slow inside draw as
-               often, from ranges of their own
-    reference  AllReduce with the same inner optimizer and as many steps as arms that hide their exchange take; its draws go on
-               until the best lies inside what was tried
-    alone      one cluster that exchanges nothing, as many steps, tuned like a reference: what a swarm has to be better than
-    parts      of the gap of an arm that hides its exchange, at its best setting: as many phases as long with exact payloads that
-               cost no time, then with its own, then as it is
-    reported   the loss of the committed model on the test set, which no choice has seen: mean and 95% interval of the seeds
+    factors    inner optimizer x codec x overlap; H is no factor: it follows from the codec and the allowed bytes of a step
+    cells      size of the model, clusters, length, bytes, text. All arms of a cell have equal time by the clock
+               (node/clock.py) of a site in the published run's proportions, rounded to whole rounds, give or take one half.
+               They send at most as many bits for each inner step. The last exchange of overlapped arms is added to the time.
+               Exact payloads send more, if two rounds would exceed a cell: tables list the time and the bits of each arm
+    tuning     as many random settings for every arm, from a seed and the same ranges: inner rates, outer rate and momentum.
+               The outer rate is drawn as lr / (1 - momentum), the distance that a steady gradient moves. Each is a short run
+               (in the shortest cells a whole one); the best by the tuning set is run at full length with every seed. Arms
+               with slow inner rates draw as often, from separate ranges
+    reference  AllReduce with the same inner optimizer and as many steps as overlapped arms take; it draws further
+               until the best is inside the tried range
+    alone      one cluster without exchange, as many steps, tuned like a reference: the result that a swarm must improve on
+    parts      parts of an overlapped arm's gap, at its best setting: as many phases of equal length with exact payloads that
+               take no time, then with the arm's payloads, then the arm itself
+    reported   the loss of the committed model on the test set, which no choice used: mean and 95% interval of the seeds
 
 The two sets are the halves of the corpus' held-out documents.
 """
@@ -78,16 +78,16 @@ HALF = 192
 MOST_PHASES = 4
 """max_inner_steps in rounds: a commit that is later is waited for."""
 WARMUP = 0.05
-"""Of a run's steps."""
+"""Share of a run's steps."""
 SEQUENCE, BATCH = 64, 8
 
 Ranges = Sequence[tuple[float, float]]
 RANGES: Ranges = ((1.5e-3, 1.2e-2), (0.01, 0.06), (0.7, 2.0))
-"""Of AdamW's rate, Muon's, and the outer steady rate: drawn evenly in the logarithm."""
+"""Ranges of AdamW's rate, Muon's, and the outer steady rate, drawn uniformly in the logarithm."""
 MOMENTA = (0.0, 0.0, 0.4, 0.8)
 SLOW_RANGES: Ranges = ((5e-4, 4e-3), (0.0025, 0.01), (1.5, 3.5))
-"""Where clusters drift less in a phase, and their mean is taken farther. Written down after some eighty single
-runs, not kept (docs/results.md)."""
+"""Ranges if clusters drift less in a phase and the mean moves farther. They were written after some eighty single runs
+that are not stored (docs/results.md)."""
 SLOW_MOMENTA = (0.4, 0.6)
 
 Inner = Literal["adamw", "muon", "muon 0.9"]
@@ -119,7 +119,7 @@ SIZES = {
         "num_key_value_heads": 6,
     },
 }
-"""0.23M, 0.87M and 2.75M parameters, byte-level; the last for whoever has a GPU."""
+"""Sizes of 0.23M, 0.87M and 2.75M parameters, byte-level; the last needs a GPU."""
 
 INNERS: dict[Inner, dict[str, Any]] = {
     "adamw": {"optimizer": "adamw", "muon_momentum": 0.95},
@@ -146,7 +146,7 @@ FACTORS = [name for name in CODECS if name != FORGETFUL]
 COCKTAIL = "drawn int4"
 """CocktailSGD's, of gradients."""
 NOTHING = "nothing"
-"""What one cluster alone exchanges."""
+"""Codec of one cluster alone, which exchanges nothing."""
 
 OVERLAPS: dict[str, dict[str, Any]] = {
     "none": {"overlap": "none"},
@@ -155,12 +155,12 @@ OVERLAPS: dict[str, dict[str, Any]] = {
     "rebase, whole lead": {"overlap": "rebase", "lead_weight": 1.0},
 }
 FRAGMENTS = 2
-"""Of four layers; published: of about three layers, of many."""
+"""Fragments of four layers; published: of about three layers, of many."""
 MIXED = 0.5
 """Published: the share of a live fragment that stays when the averaged one arrives."""
 LATER_CODECS = ("int2", "top 230", "top 540")
-"""With which what was thought of later is tried: Muon with less momentum; the whole lead; and what is slow inside, synchronous and
-with the whole lead."""
+"""Codecs of the later arms: Muon with less momentum; the whole local mix; and slow inner rates, synchronous and with the
+whole local mix."""
 
 
 @dataclass(frozen=True)
@@ -171,11 +171,11 @@ class Arm:
     """Empty: no rounds, but an exchange of gradients in every step."""
     overlap: str = "none"
     published: str = ""
-    """As what it is known."""
+    """Name of the published algorithm."""
     fragments: int = 1
     """Streaming: each has its turn (bench/streaming.py)."""
     mixed: float | None = None
-    """With fragments: bench.streaming.Streaming's."""
+    """Mix of bench.streaming.Streaming, for arms with fragments."""
     slow: bool = False
     """Its draws are of SLOW_RANGES."""
 
@@ -251,7 +251,7 @@ class Cell:
     steps: int
     """Inner steps of an arm that hides its exchange: the time that all have."""
     bits: float
-    """Of payload for each parameter and inner step, at most."""
+    """Largest payload bits for each parameter and inner step."""
     batch: int = BATCH
     """Sequences that a cluster reads in a step."""
 
@@ -265,7 +265,7 @@ class Cell:
         return self == CENTRE
 
     def shorter(self) -> "Cell":
-        """What is tuned: itself, where a part of it would have room for a round or two alone."""
+        """Return the cell for tuning: itself, if a part of it would have time for only a round or two."""
         return self if self.steps < SHORTEST else replace(self, steps=self.steps // SHORTER)
 
 
@@ -284,14 +284,15 @@ CELLS = [
     Cell("3M", 4, 3000, 0.016),
     *(Cell("small", 4, 3000, 0.016, times * BATCH) for times in (2, 4)),
 ]
-"""The centre, and what changes one thing about it, or two. Those of 0.1 and 0.2 bit are what lines leave whose model is large for
-its devices, or slow: steps take long there, and a line carries much in one. The last four are the centre with larger models, and
-with twice and four times as much text: there one cluster reads in a step what two and four of the centre's read together."""
+"""Centre, and cells that change one thing about it, or two. Cells of 0.1 and 0.2 bit are for models that are large for
+their devices, or slow: steps take long there, and a link carries more in one. The last four are the centre with larger
+models, and with twice and four times as much text. There one cluster reads in a step as much as two and four of the
+centre's together."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What an arm is tuned by."""
+    """Settings that tuning chooses for an arm."""
 
     learning_rate: float
     muon_learning_rate: float
@@ -323,7 +324,7 @@ class Trial:
     seed: int
     text: Text
     part: Part = ""
-    """Of what makes its gap, with what is before it. Empty: all of it."""
+    """Part of its gap, with the parts before it; empty: the whole gap."""
 
     @property
     def definition(self) -> Arm:
@@ -397,7 +398,7 @@ class Trial:
 
     @cached_property
     def clock(self) -> Estimate:
-        """Of an arm that has rounds: of one exchange, which moves a fragment where there are such."""
+        """Return the clock of an arm with rounds, for one exchange; it moves a fragment if the arm has fragments."""
         size = model_payload_bytes(self.base.model, self.compression) / self.definition.fragments
         h = self.inner_steps(self.compression)
         overlap = OVERLAPS[self.definition.overlap]["overlap"]
@@ -405,7 +406,7 @@ class Trial:
 
     @property
     def round(self) -> Round:
-        """Until everything was exchanged once. Fragments that the line cannot move in their time are waited for."""
+        """Return the round in which each parameter is exchanged once. Slow links make fragments wait."""
         if self.definition.fragments == 1:
             return self.clock.round
         computing = self.clock.method.inner_steps * self.site.step.seconds
@@ -414,13 +415,13 @@ class Trial:
 
     @cached_property
     def share(self) -> float:
-        """Of what CocktailSGD draws: as much as the cell allows."""
+        """Return the share of CocktailSGD's drawn values that fills the cell's limit."""
         size = parameter_count(self.base.model)
         return CocktailSGD.share_within(self.cell.bits * size / 8, size)
 
     @cached_property
     def run(self) -> Manifest:
-        """As many rounds as the cell's time has room for; the learning rate's schedule ends with the last."""
+        """Return the run with as many rounds as fit the cell's time; the learning rate's schedule ends with the last."""
         arm, merged = self.definition, self.base.model_dump()
         steps = self.cell.steps
         if arm.codec == COCKTAIL:

@@ -1,4 +1,4 @@
-"""What the study prints and writes, and which of its bars are missed."""
+"""Output of the study, and its missed bars."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -24,15 +24,15 @@ __all__ = [
 ]
 
 GAP_BAR = 0.03
-"""Of what presets take to its reference, in the centre."""
+"""Largest gap between the presets' arm and its reference, in the centre."""
 DENSE, DENSE_LONG, SPARSE = (
     "muon 0.9 | int2 | rebase, whole lead",
     "muon, slow | int2 | rebase, whole lead",
     "muon | top 540 | rebase",
 )
-"""What presets take: chosen when these results were seen (docs/results.md)."""
+"""Arms of the presets, chosen from these results (docs/results.md)."""
 BY_MOMENTUM = {INNERS[ARMS[arm].inner]["muon_momentum"]: arm for arm in (DENSE, DENSE_LONG)}
-"""Of dense ones, by Muon's momentum."""
+"""Dense arms by Muon's momentum."""
 
 
 def default(cell: Cell) -> str:
@@ -96,7 +96,8 @@ LOWEST = ["cell", "lowest", "gap", "next", "over the lowest", "of", "one cluster
 
 
 def lowest(found: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """What ended lowest in each cell in which an arm with rounds was run; `found`: cells as they are kept, rows by loss."""
+    """Return the arm with the lowest loss in each cell with a finished arm with rounds; `found`: stored cells, rows by
+    loss."""
     told = []
     for cell in found:
         rows = [row for row in cell["rows"] if ARMS[row["arm"]].has_rounds]
@@ -120,7 +121,7 @@ def lowest(found: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 
 def row_facts(row: Row) -> dict[str, Any]:
-    """What is kept of a row."""
+    """Return the stored values of a row."""
     return {
         "arm": row.arm,
         "published": ARMS[row.arm].published,
@@ -137,7 +138,7 @@ def row_facts(row: Row) -> dict[str, Any]:
 
 
 def missed(by_cell: Mapping[Cell, Sequence[Row]]) -> list[str]:
-    """Bars of the study that do not hold, or are not known: all arms of a cell have to be finished."""
+    """Return the missed or unknown bars of the study: all arms of a cell have to be finished."""
     sentences = []
     arm = default(CENTRE)
     centre = next((row for row in by_cell.get(CENTRE, ()) if row.arm == arm), None)

@@ -1,6 +1,7 @@
-"""How an arm trains: the lab with rounds, fragments at their turns, or gradients in every step; measured on two held-out sets.
+"""Training of an arm: the lab with rounds, fragments at their turns, or gradients in every step; measured on two held-out
+sets.
 
-One run on a processor, or many of an arm on one device (bench/study/crowd.py).
+One run uses a processor, or many runs of an arm share one device (bench/study/crowd.py).
 """
 
 import math
@@ -27,7 +28,7 @@ __all__ = ["halves", "measured", "measured_together", "runner_of"]
 
 Batch = tuple[Tensor, Tensor]
 POINTS = 12
-"""At which the loss is measured, about."""
+"""Approximate number of points at which the loss is measured."""
 
 
 def halves(dataset: Dataset, size: int) -> tuple[Batch, Batch]:
@@ -52,7 +53,7 @@ def both(trainer: Trainer, dataset: Dataset) -> tuple[float, float]:
 
 
 class Measured(Lab):
-    """Its points hold the loss on the test set; `tuning` that of the last on the other one."""
+    """Lab whose points have the loss on the test set; `tuning` has the last point's loss on the other set."""
 
     tuning = float("inf")
 
@@ -77,7 +78,7 @@ class MeasuredCocktail(MeasuredReference, CocktailSGD):
 
 @dataclass
 class Crowded(Measured):
-    """Of a crowd: its steps are taken with those of others."""
+    """Measured lab of a crowd, which takes its steps with those of other runs."""
 
     crowd: Crowd = field(kw_only=True)
 
@@ -94,7 +95,7 @@ class Crowded(Measured):
 
 
 class CrowdedReference(MeasuredReference):
-    """Of a crowd."""
+    """Reference of a crowd."""
 
     def __init__(self, *arguments: Any, crowd: Crowd, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -136,7 +137,7 @@ def measured(trial: Trial) -> dict[str, Any]:
 
 
 def _or_diverged(trial: Trial, runner: Callable[[Trial], dict[str, Any]]) -> dict[str, Any]:
-    """What the runner found; of a run that diverged no loss is a number."""
+    """Return the runner's result; a diverged run has a loss that is no number."""
     try:
         return runner(trial)
     except Diverged as error:
@@ -146,7 +147,7 @@ def _or_diverged(trial: Trial, runner: Callable[[Trial], dict[str, Any]]) -> dic
 
 
 def measured_together(trials: Sequence[Trial], device: torch.device) -> list[dict[str, Any]]:
-    """Of one arm in one cell that has rounds, or takes every step on the mean gradient; on one device."""
+    """Run trials of one arm in one cell on one device; the arm has rounds, or takes every step on the mean gradient."""
     first = trials[0]
     each = first.clusters if first.definition.has_rounds else 1
     """Models of a run: a reference has one, which reads what all clusters read."""
@@ -171,7 +172,7 @@ def measured_together(trials: Sequence[Trial], device: torch.device) -> list[dic
 
 
 def as_on_processors(run: Manifest) -> Manifest:
-    """In float32, whatever trains it: "auto" would be bfloat16 on a GPU."""
+    """Return the run in float32 on any device: "auto" would be bfloat16 on a GPU."""
     return run.model_copy(update={"training": run.training.model_copy(update={"precision": "float32"})})
 
 
@@ -189,7 +190,7 @@ def run_rounds(trial: Trial, lab_of: Callable[..., Measured] = Measured) -> dict
 
 
 def run_steps(trial: Trial, reference_of: Callable[..., MeasuredReference] = MeasuredReference) -> dict[str, Any]:
-    """On the mean gradient of all clusters, or of the one that is alone."""
+    """Run steps on the mean gradient of all clusters, or of a single one."""
     every = max(1, trial.cell.steps // POINTS)
     return _found(reference_of(trial.run, trial.clusters, every, data=trial.text.folder).train(), trial, 0, 0)
 

@@ -1,4 +1,4 @@
-"""How an arm is tuned in a cell, from what was run so far: which trials come next. Nothing is run here."""
+"""Tuning of an arm in a cell: the next trials, computed from finished runs. This module runs nothing."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 EDGE = math.sqrt(2)
-"""By which a best rate is moved on while it is the largest or smallest that was tried."""
+"""Factor that moves a best rate further while it is the largest or smallest tried."""
 MOST_EDGES = 8
 """Further draws of what others are held against, at most."""
 MUON_RATES = ("learning_rate", "muon_learning_rate")
@@ -83,7 +83,7 @@ def next_parts(cell: Cell, arm: str, text: Text, budget: Budget, known: Known) -
 
 
 def finals(cell: Cell, arm: str, text: Text, budget: Budget, known: Known, part: Part = "") -> list[Trial]:
-    """What a tuned arm is reported by."""
+    """Return the trials that report a tuned arm."""
     best = tuned(cell, arm, text, budget, known)
     return [Trial(cell, arm, best.choice, seed, text, part) for seed in range(budget.seeds)]
 
@@ -121,7 +121,8 @@ def _further(cell: Cell, arm: str, text: Text, budget: Budget, known: Known) -> 
 
 
 def beyond(arm: str, tried: Sequence[Choice], best: Choice) -> Choice | None:
-    """With the first rate moved on that is the largest or smallest that was tried; of who has rounds the outer one, too."""
+    """Return a choice with the first rate moved further that is the largest or smallest tried; for arms with rounds the
+    outer rate, too."""
     for rate in (*RATES[ARMS[arm].inner], *(["steady_rate"] if ARMS[arm].has_rounds else [])):
         values = [getattr(choice, rate) for choice in tried]
         if (moved := moved_on(values, getattr(best, rate))) is not None:

@@ -17,7 +17,7 @@ __all__ = ["Job", "Ran", "fits", "run_arms", "run_job"]
 
 @dataclass(frozen=True)
 class Job:
-    """What is left of an arm in a cell."""
+    """Remaining work of an arm in a cell."""
 
     cell: Cell
     arm: str
@@ -26,11 +26,11 @@ class Job:
     parts: bool
     device: str
     until: float
-    """No wave is begun after that, by the monotonic clock."""
+    """Time after which no wave starts, by the monotonic clock."""
     folder: Path = RUNS
 
     def next_trials(self) -> list[Trial]:
-        """Of one shape and one kind."""
+        """Return the next trials of one shape and one kind."""
         return next_of(self.cell, self.arm, self.text, self.budget, self.known, self.parts)
 
     def known(self, trial: Trial) -> Found | None:
@@ -44,22 +44,22 @@ def fits(arm: str) -> bool:
 
 @dataclass(frozen=True)
 class Ran:
-    """What was run of a job."""
+    """Finished part of a job."""
 
     job: Job
     trials: Sequence[Trial]
     failed: str = ""
-    """What stopped it; others go on."""
+    """Error that stopped it; other jobs continue."""
 
 
 def run_arms(jobs: Sequence[Job], processes: int) -> Iterator[Ran]:
-    """As they are finished."""
+    """Yield the arms as they finish."""
     with get_context("spawn").Pool(processes) as pool:
         yield from pool.imap_unordered(run_job, jobs)
 
 
 def run_job(job: Job) -> Ran:
-    """In this process."""
+    """Run a job in this process."""
     done: list[Trial] = []
     try:
         while time.monotonic() < job.until and (trials := job.next_trials()):

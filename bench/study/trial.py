@@ -1,4 +1,4 @@
-"""Training runs of the study, one in a process of its own or an arm's together on a device, and where their results are kept."""
+"""Training runs of the study, one in a separate process or an arm's together on a device, and the store of their results."""
 
 import gc
 import json
@@ -19,7 +19,7 @@ __all__ = ["RUNS", "Found", "Point", "digests", "found", "keep", "run_all", "tra
 
 RUNS = RESULTS / "study"
 KEPT = Path(__file__).parents[2] / "docs" / "results" / "study-runs.json"
-"""What was run before, by others too: `python -m bench.docs` writes it."""
+"""Results of earlier runs, of other machines too, as `python -m bench.docs` writes them."""
 
 DIVERGED = 1e3
 """Nats: of a model that gives no numbers any more."""
@@ -28,7 +28,7 @@ DIVERGED = 1e3
 @dataclass(frozen=True)
 class Point:
     seconds: float
-    """By the clock: a step is one."""
+    """Time by the clock, in steps."""
     tokens: int
     test: float
 
@@ -41,14 +41,14 @@ class Found:
     steps: int
     """Inner steps of each cluster."""
     seconds: float
-    """Until the last commit is applied, by the clock."""
+    """Seconds until the last commit is applied, by the clock."""
     bits: float
     """Sent for each parameter and inner step."""
     inner_steps: int
     """H; 0 where there are no rounds."""
     arrival_step: int
     error: float
-    """Of the last payloads, relative."""
+    """Relative error of the last payloads."""
     curve: list[Point]
     took: float
     """Seconds of this machine; of runs that were trained together, the share of each."""
@@ -60,7 +60,7 @@ class Found:
 
 
 def found(trial: Trial, folder: Path = RUNS) -> Found | None:
-    """What came of it, where it was run."""
+    """Return the result of a trial, if it was run."""
     path = folder / f"{trial.key}.json"
     if path.exists():
         return Found.of(json.loads(path.read_text())["found"])
@@ -75,7 +75,7 @@ def kept() -> dict[str, Any]:
 
 
 def run_all(trials: Iterable[Trial], processes: int, until: float, folder: Path = RUNS) -> Iterator[Trial]:
-    """Those that were not run yet, as they finish; none is begun after `until`, by the monotonic clock."""
+    """Run the trials without a result; yield them as they finish. None starts after `until`, by the monotonic clock."""
     waiting = {trial.key: trial for trial in trials if found(trial, folder) is None}
     if not waiting or time.monotonic() >= until:
         return
@@ -130,7 +130,7 @@ def found_in(measured: dict[str, Any], took: float, device: str = "cpu") -> Foun
 
 
 def digests(trial: Trial) -> dict[str, str]:
-    """Of the tuning and the test set: SHA-256 over their tokens."""
+    """Return the SHA-256 of the tuning and the test set, over their tokens."""
     from bench.study.runners import halves
     from dilocox.node.training.data import load_dataset
     from dilocox.protocol.crypto import sha256

@@ -57,7 +57,7 @@ snapshot_every = 4
 
 
 NO_TIME = (pb.REASON_LATE, pb.REASON_ABSENT, pb.REASON_DID_NOT_VOTE)
-"""Why a busy machine leaves somebody out of a round, who was not looked at."""
+"""Reasons by which a busy machine excludes a node from a round, although its work was not examined."""
 HAD_NO_TIME = tuple(map(reason_name, NO_TIME))
 
 PATIENCE_SECONDS = 600.0
@@ -75,7 +75,7 @@ def wait_for(condition: Callable[[], Any], what: str) -> Any:
 
 
 def wait_until_gone(processes: Collection[psutil.Process]) -> None:
-    """Fails the test when one of them stays. Who has ended and waits for init to notice is gone."""
+    """Wait for the end of the processes; fail the test if one remains. A zombie that waits for init counts as ended."""
     wait_for(lambda: not any(runs(process) for process in processes), f"these ended: {processes}")
 
 
@@ -109,10 +109,10 @@ def listeners(process: psutil.Process) -> list[tuple[str, int]]:
 class Swarm:
     testnet: Testnet
     answer_seconds: ClassVar[float] = PATIENCE_SECONDS
-    """Who runs answers, however busy the machine is."""
+    """Seconds for an answer: a running member answers, however busy the machine is."""
 
     def ask(self, member: str, path: str) -> Any:
-        """None: it does not run, or only starts."""
+        """Return the answer; None if the member does not run, or only starts."""
         return self.testnet.member(member).get(path, self.answer_seconds)
 
     def rounds(self, member: str = "coordinator") -> list[dict[str, Any]]:
@@ -138,7 +138,7 @@ class Swarm:
         return {item["cluster"] for item in self.round(number)["clusters"]}
 
     def counted_or_busy(self, number: int) -> int:
-        """How many a round counted, or did not for want of time."""
+        """Return how many clusters a round counted, or excluded for lack of time."""
         excluded = self.round(number)["excluded"]
         return len(self.counted(number)) + sum(item["reason"] in HAD_NO_TIME for item in excluded)
 
@@ -146,7 +146,8 @@ class Swarm:
         wait_for(lambda: self.open_round() > number, f"round {number} closed")
 
     def wait_until_all_are_counted(self, members: Iterable[str], since: int) -> int:
-        """The first round from `since` on that counts these, and nobody else: on a busy machine one may be late in any round."""
+        """Return the first round from `since` on that counts these members, and no others: on a busy machine one may be
+        late in any round."""
         peers = {self.peer(member) for member in members}
 
         def look() -> int | None:
@@ -191,7 +192,7 @@ class Swarm:
         raise AssertionError(f"{member} has no process {word}")
 
     def roles(self, member: str, words: Iterable[str]) -> dict[str, int]:
-        """How many of the member's processes have each word for a name, or in their command line."""
+        """Return how many of the member's processes have each word as their name, or in their command line."""
         processes = self.processes(member)
         return {word: sum(names(process, word) for process in processes) for word in words}
 
@@ -215,7 +216,7 @@ def build(
     boxes: int = 1,
     lines: Lines | None = None,
 ) -> Testnet:
-    """`changes`: lines of RUN, and what stands there instead. `lines`: in network namespaces."""
+    """Build a swarm. `changes`: lines of RUN, and their replacements. `lines`: in network namespaces."""
     owner = load_identity(folder / "e2e.key")
     run = stdlib().into(RUN).replace("{owner}", owner.key.hex()).replace("{count}", str(count))
     for line, instead in (changes or {}).items():
@@ -231,7 +232,8 @@ def build(
 
 @contextmanager
 def running(testnet: Testnet, rounds: int) -> Iterator[Swarm]:
-    """Everybody but the last member, which a test may start later; `rounds` closed. In the end no process is left."""
+    """Run all members except the last one, which a test may start later, until `rounds` rounds are closed. At the end no
+    process remains."""
     late = testnet.members.pop()
     testnet.start_all()
     testnet.members.append(late)

@@ -1,4 +1,5 @@
-"""A peer that drives the node's own machine, so is admitted, and signs spoiled contributions. Real DHT, TLS and gRPC."""
+"""Hostile peer that drives the node's own machine, so it is admitted, and signs spoiled contributions. Real DHT, TLS and
+gRPC."""
 
 import asyncio
 import itertools
@@ -85,7 +86,7 @@ class HostilePeer:
         self.chain.close()
 
     def feed(self, event: member.Input) -> None:
-        """The node's own machine; what it wants signed is signed, after spoiling it."""
+        """Feed the node's own machine; sign the statements that it makes, after spoiling them."""
         self.state, effects = member.step(self.state, event, time.monotonic())
         for effect in effects:
             match effect:
@@ -94,7 +95,7 @@ class HostilePeer:
                         self._spoil(body)
                     self.feed(member.Signed(seal(self.identity, kind, self.run.run_id, body)))
                 case member.Judge(contribution):
-                    self.feed(member.Judged(contribution.digest, (pb.REASON_UNSPECIFIED, 0)))  # looks at nothing
+                    self.feed(member.Judged(contribution.digest, (pb.REASON_UNSPECIFIED, 0)))  # judges without a check
                 case member.Measure(contribution):
                     self.feed(Scored(contribution.digest, Score(1.0, 0.0, 1.0)))  # nor at what it does
                 case member.Halt(why):
@@ -104,7 +105,7 @@ class HostilePeer:
         self.moved.clear()
 
     async def _follow(self) -> None:
-        """Keep the chain, and learn the open round's state from others' contributions: we never computed it."""
+        """Follow the chain, and learn the open round's state from others' contributions: this peer never computed it."""
         away = lambda: self.feed(member.Away())  # noqa: E731
         async for event in self.coordinator.watch(lambda: self.chain.length, self._heartbeat, away):
             if not self.state.connected:
@@ -137,7 +138,7 @@ class HostilePeer:
     async def _beat(self) -> None:
         while True:
             await self.coordinator.submit_once(self._heartbeat().envelope)
-            self.speak.set()  # what the coordinator does not hold is said again
+            self.speak.set()  # send again the statements that the coordinator does not have
             await asyncio.sleep(1)
 
     async def until(self, condition: Callable[[], bool]) -> None:

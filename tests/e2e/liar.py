@@ -39,7 +39,7 @@ async def elsewhere(prover: Prover, nonce: bytes) -> Statement:
 
 
 async def lying(prover: Prover, nonce: bytes) -> Statement:
-    """Evidence whose report data is another peer's, whatever it says."""
+    """Return evidence whose report data belong to another peer, for any request."""
     statement = await honest(prover, nonce)
     other = await honest(prover, b"\x03" * 32)
     statement.body.evidence.CopyFrom(other.body.evidence)

@@ -1,4 +1,4 @@
-"""A run that outlives its peers: all of them killed and their folders deleted, it goes on from its archive."""
+"""Test of a run that outlives its peers: all are killed and their folders deleted, and the run continues from its archive."""
 
 import shutil
 import signal
@@ -20,7 +20,7 @@ from tests.e2e.conftest import build, running, wait_for
 pytestmark = pytest.mark.e2e
 
 SOON = {"deadline_seconds = 120": "deadline_seconds = 20", "liveness_seconds = 30": "liveness_seconds = 10"}
-"""A coordinator that starts waits for a deadline and a grace for those who are gone."""
+"""Settings for a coordinator that starts: it waits for a deadline and a grace period for absent peers."""
 
 
 def dilocox(*arguments: str) -> str:
@@ -34,7 +34,7 @@ def archive_with(place: str, round: int) -> ArchiveHead | None:
     """The archive's head, once it has the data, a state after `round`, and the payloads of `round`."""
     try:
         head = open_archive(place, None).head()
-    except (ConfigError, LocalError, RemoteError):  # not begun
+    except (ConfigError, LocalError, RemoteError):  # not started
         head = None
     whole = head is not None and head.data and any(item.round > round for item in head.snapshots)
     return head if head is not None and whole and head.payloads and head.payloads[-1][1] >= round else None
@@ -42,7 +42,7 @@ def archive_with(place: str, round: int) -> ArchiveHead | None:
 
 @pytest.fixture(params=["folder", pytest.param("bucket", marks=pytest.mark.thorough)])
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Where an archive is to be: in a folder, and in a bucket of a real S3 server."""
+    """Return the location of an archive: in a folder, and in a bucket of a real S3 server."""
     if request.param == "folder":
         yield str(tmp_path / "archive")
         return

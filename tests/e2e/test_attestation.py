@@ -1,4 +1,4 @@
-"""A swarm that asks for (simulated) evidence: who is admitted, who is refused and told why, and what an expiry does."""
+"""Tests of a swarm that requires (simulated) evidence: admission, rejection with a reason, and expiry."""
 
 import json
 import subprocess
@@ -29,7 +29,7 @@ OPTIONS = ["--devices", "1", "--threads", "1"]
 
 @pytest.fixture(scope="module")
 def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
-    """Three nodes with good evidence; a fourth is laid out, not started."""
+    """Run three nodes with valid evidence; a fourth is configured, not started."""
     folder = tmp_path_factory.mktemp("attested")
     owner, data = load_identity(folder / "run.key"), stdlib()
     text = data.into(RUN).replace("{owner}", owner.key.hex()).replace("{count}", "100000").replace("stages = 3", "stages = 1")

@@ -1,4 +1,4 @@
-"""A swarm that audits: three honest nodes, and one that says it trained, and did not."""
+"""Test of a swarm with audits: three honest nodes, and one that claims training which it did not do."""
 
 import asyncio
 import json
@@ -49,7 +49,7 @@ def test_honest_work_is_computed_again_and_is_the_same(swarm: Swarm):
 
 
 def made_up(mallory: HostilePeer, body: pb.Contribution) -> bytes:
-    """Marks of a phase that was never trained: their form is right."""
+    """Return audit checkpoints of a phase that was never trained, in a valid form."""
     run = mallory.run
     random = np.random.default_rng(body.round)
     sizes = [phase_bytes(run.model, run.training.optimizer == "muon", stage) // 4 for stage in range(run.model.stages)]

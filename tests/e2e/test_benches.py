@@ -1,4 +1,4 @@
-"""Every bench runs: what a rule asks of a statement since, or a name that moved, breaks those that nobody starts."""
+"""Run of every bench: a new rule for statements, or a moved name, breaks benches that are started rarely."""
 
 import shutil
 import subprocess
@@ -19,7 +19,7 @@ NEEDS = {"bench.standby": ["etcd"]}
 
 
 def programs() -> dict[str, Path]:
-    """By the name that `python -m` takes."""
+    """Return the programs by the name that `python -m` takes."""
     found = {f"bench.{path.stem}": path for path in BENCH.glob("*.py") if path.stem not in MEASURE_NOTHING}
     found |= {f"bench.{path.parent.name}": path for path in BENCH.glob("*/__main__.py")}
     return {name: path for name, path in sorted(found.items()) if '__name__ == "__main__"' in path.read_text()}

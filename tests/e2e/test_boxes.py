@@ -1,4 +1,5 @@
-"""A cluster of two boxes, each with two devices, beside a node that is a cluster of its own. The tests run in order."""
+"""Tests of a cluster of two hosts, each with two devices, beside a node that is a cluster of one host. The tests run in
+order."""
 
 import json
 import os
@@ -69,7 +70,8 @@ def test_two_boxes_are_counted_as_one_cluster(swarm: Swarm):
     shares = [{"peer": swarm.peer(LEAD), "stages": [0, 1]}, {"peer": swarm.peer(BOX), "stages": [2]}]
 
     def alike() -> bool:
-        """They are asked one after the other: a round may end between the answers, or the cluster be made up anew."""
+        """Return whether both answers match. The members are asked one after the other: a round may end between the
+        answers, or the cluster may form again."""
         one, other = ({key: swarm.status(name).get(key) for key in ("round", "counted", "boxes")} for name in (LEAD, BOX))
         return one == other and one["boxes"] == shares
 
@@ -86,7 +88,7 @@ def test_only_the_daemon_listens_and_the_workers_on_the_interface_that_was_named
 
 
 def test_a_box_fetches_and_keeps_its_own_stages_only(swarm: Swarm):
-    """What crosses the wide line to a box is its share."""
+    """Check that a host's WAN traffic is its share only."""
     number = swarm.wait_until_all_are_counted([LEAD, OTHER], swarm.open_round())
     stores = {name: store_of(swarm, name) for name in (LEAD, BOX, OTHER)}
     leaves = payloads(swarm, number)
@@ -99,7 +101,8 @@ def test_a_box_fetches_and_keeps_its_own_stages_only(swarm: Swarm):
 
 
 def test_who_has_a_part_of_the_model_or_none_reads_it_from_the_run(swarm: Swarm, tmp_path: Path):
-    """The lead has two stages of three, and exports all; a stranger with the link replays a round."""
+    """Check that the lead host, which has two stages of three, exports all; and that an unknown peer with the link replays
+    a round."""
     link = swarm.testnet.folder / "link"
     home = ["--home", str(swarm.testnet.member(LEAD).home)]
     swarm.wait_for_round(5)
@@ -152,7 +155,7 @@ def store_of(swarm: Swarm, name: str) -> BlobStore:
 
 
 def payloads(swarm: Swarm, round: int) -> dict[str, list[bytes]]:
-    """By cluster that a round counted, in stage order."""
+    """Return the payloads of each counted cluster in a round, in stage order."""
     (path,) = find_chains(swarm.testnet.coordinator.home)
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
         ((raw,),) = database.execute("SELECT envelope FROM commits WHERE round = ?", (round,)).fetchall()
@@ -163,7 +166,7 @@ def payloads(swarm: Swarm, round: int) -> dict[str, list[bytes]]:
 
 
 def workers_of(swarm: Swarm) -> list[psutil.Process]:
-    """Of both boxes."""
+    """Return the workers of both hosts."""
     return [p for name in (LEAD, BOX) for p in swarm.processes(name) if names(p, WORKER)]
 
 

@@ -1,4 +1,4 @@
-"""The short form of `make chaos`: a minute of faults on real processes in network namespaces, beside a hostile stranger."""
+"""Short form of `make chaos`: a minute of faults on real processes in network namespaces, beside a hostile unknown peer."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.e2e
 
 @pytest.mark.skipif(bool(lacking()), reason=lacking() or "it can run here")
 def test_a_run_goes_on_by_itself_whatever_happens_to_its_members(tmp_path: Path):
-    """In the end every node is counted again, or somebody would have had to help."""
+    """Check that every node is counted again at the end, without a manual repair."""
     verdict = chaos(tmp_path, QUICK).verdict
     assert list(verdict.helps) == []
     assert list(verdict.orphans) == []

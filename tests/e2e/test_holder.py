@@ -1,4 +1,4 @@
-"""A swarm in which nobody can be dialled: friends at home, and a holder on a rented box."""
+"""Tests of a swarm without reachable nodes: friends at home, and a relay on a rented host."""
 
 import signal
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ from tests.e2e.conftest import Swarm, build, late_member, running, wait_for
 pytestmark = pytest.mark.e2e
 
 ACCOUNTS = {f"node-{number}": bytes([number]) * 20 for number in (1, 2, 3)}
-"""Whom each node has paid. The fourth names none."""
+"""Accounts that the nodes name for payment. The fourth node names none."""
 
 
 @pytest.fixture(scope="module")
@@ -50,13 +50,13 @@ def test_everybody_is_counted_by_what_the_holder_keeps(swarm: Swarm):
 
 
 def test_what_was_earned_is_in_the_commits_that_everybody_keeps(swarm: Swarm):
-    """By the accounts that nodes name; the root over it is what a contract would be told."""
+    """Check the merits of the named accounts; a contract receives the root over them."""
     wait_for(lambda: len(earned(swarm, "node-2")) == len(ACCOUNTS), "all have earned")
     assert set(earned(swarm, "node-2")) == set(ACCOUNTS.values())
 
 
 def earned(swarm: Swarm, name: str) -> Mapping[bytes, int]:
-    """By its chain, whose every commit is verified."""
+    """Return the merits in the node's chain, of which every commit is verified."""
     with ChainFile.for_reading(find_chains(swarm.testnet.member(name).home)[-1]) as chain:
         *_, newest = chain.verify()
     found = {item.account: item.merit for item in newest.body.merits}
@@ -77,7 +77,7 @@ def test_a_joiner_starts_from_the_state_that_the_holder_keeps(swarm: Swarm):
 
 @pytest.mark.thorough
 def test_a_holder_that_is_killed_is_waited_for_and_goes_on(swarm: Swarm):
-    """What it kept for the open round is on its disk."""
+    """Check that a killed relay still has the open round's blobs on its disk."""
     holder = swarm.testnet.member("holder")
     swarm.testnet.kill(holder, signal.SIGKILL)
     before = swarm.open_round()

@@ -1,4 +1,5 @@
-"""Daemons whose addresses change while a run lives, in network namespaces: the others find them, and no link is made anew."""
+"""Tests of daemons whose addresses change during a run, in network namespaces: other peers find them, and no new link is
+needed."""
 
 import signal
 import subprocess
@@ -15,7 +16,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.skipif(bool(lacking()), reason=f"netw
 
 
 def move(testnet: Testnet, name: str, last: int) -> None:
-    """Stop a daemon, give its machine another address, and start it there. The old address answers nobody."""
+    """Stop a daemon, give its machine another address, and start it there. The old address no longer answers."""
     member, network = testnet.member(name), testnet.network
     assert network is not None
     testnet.kill(member, signal.SIGTERM)

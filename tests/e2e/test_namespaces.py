@@ -1,4 +1,4 @@
-"""Two clusters of two boxes, every box on a machine of its own as far as its network is concerned. The tests run in order."""
+"""Tests of two clusters of two hosts, each host with a separate network. The tests run in order."""
 
 import re
 import signal

@@ -54,7 +54,7 @@ def test_events_are_told_as_they_happen(swarm: Swarm, name: str):
             event = json.loads(line)
             seen.append(event["id"])
             if event["event"] in ("commit-applied", "round-closed") and event["round"] > before:
-                break  # nobody knew of that round when it was asked
+                break  # no member knew that round at the request
         following.send_signal(signal.SIGINT)
         following.wait(PATIENCE_SECONDS)
         rest, words = following.stdout.read(), following.stderr.read()  # `communicate` knows nothing of what was read ahead
@@ -114,7 +114,8 @@ def restart(swarm: Swarm, hours: str) -> None:
 
 
 def test_hours_of_the_day_are_kept(swarm: Swarm):
-    """By the clock on the wall, which a test cannot wait for: an hour half a day away, and then the whole day."""
+    """Check hours of the day by the wall clock, which a test cannot wait for: an hour half a day away, and then the whole
+    day."""
     late, begins = late_member(swarm), datetime.now() + timedelta(hours=12)
     hours = f"{begins:%H:%M}-{begins + timedelta(hours=1):%H:%M}"
     restart(swarm, hours)

@@ -1,4 +1,5 @@
-"""examples/private-finetune, command by command: three sites, their own data, one model that is better than each site's own."""
+"""Test of examples/private-finetune, command by command: three sites, private data, one model that is better than each
+site's own."""
 
 import json
 import re
@@ -27,7 +28,7 @@ SITES = {"SITE-A": "ABCDEFGH", "SITE-B": "IJKLMNOP", "SITE-C": "QRSTUVWX"}
 
 
 SMALLER = {r"^count = .*$": "count = 8", r"^synchronous_rounds = .*$": "synchronous_rounds = 8"}
-"""Nobody trains on beside an exchange: how many steps a round has is the run file's to say, not the machine's."""
+"""Smaller settings. No cluster trains beside an exchange, so the run file decides the steps of a round, not the machine."""
 
 
 def write(folder: Path, letters: str, number: int) -> None:
@@ -38,7 +39,7 @@ def write(folder: Path, letters: str, number: int) -> None:
 
 
 def run_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *testnet: str) -> dict[str, str]:
-    """What each verb of the example said. `testnet`: more options of its; with those it is the last one."""
+    """Run the example; return the output of each verb. `testnet`: more options of this verb, which is then the last one."""
     monkeypatch.setenv("DILOCOX_HOME", str(tmp_path / "home"))
     make_hub(tmp_path / "HUB")
     (tmp_path / "HUB/tokenizer.json").write_text(train_tokenizer(["ABCDEFGH IJKLMNOP QRSTUVWX " * 9], 300))
@@ -88,7 +89,7 @@ def test_the_example_s_commands_make_a_model_that_beats_each_site_alone(tmp_path
 
 
 def _nothing_of_it_left(folder: Path) -> None:
-    """No shard of a site lies in anybody's folder."""
+    """Check that no folder contains a data shard of a site."""
     for site in ("DATA-A", "DATA-B", "DATA-C"):
         corpus = corpus_in(BlobStore(folder / site, ours=False), last_built(folder / site))
         assert corpus is not None

@@ -1,4 +1,5 @@
-"""Every command of the README as a reader types it, in its order. That options exist is looked at in tests/unit/test_docs.py."""
+"""Test of every command of the README as a reader types it, in its order. tests/unit/test_docs.py checks that options
+exist."""
 
 import os
 import re
@@ -18,11 +19,11 @@ pytestmark = [pytest.mark.e2e, pytest.mark.thorough, pytest.mark.usefixtures("an
 
 ROOT = Path(__file__).parents[2]
 GOES_ON = {"events -f", "coordinator"}
-"""Verbs that end when they are told to."""
+"""Verbs that end only at a signal."""
 
 
 def blocks() -> list[list[str]]:
-    """What is typed, without comments."""
+    """Return the typed lines, without comments."""
     found = re.findall(r"^```sh\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
     two_machines = "FIRST", "SECOND"  # tests/e2e/test_two_machines.py plays them
     found = [block for block in found if not any(name in block for name in two_machines) and not block.startswith("git clone")]
@@ -31,19 +32,19 @@ def blocks() -> list[list[str]]:
 
 
 def words(line: str) -> list[str]:
-    """Of `dilocox …`: what is to be run instead."""
+    """Return the words to run instead of `dilocox …`."""
     said = shlex.split(line.replace("YOUR.PUBLIC.ADDRESS", "127.0.0.1"))
     assert said[0].removeprefix(".venv/bin/") == "dilocox", f"nobody runs {line}"
     return [sys.executable, "-P", "-m", "dilocox.cli.main", *said[1:]]
 
 
 def run(line: str, folder: Path) -> None:
-    """As a person does: whatever goes on is stopped after its first line."""
+    """Run a line as a person does: a command that continues is stopped after its first line."""
     if line.startswith("make "):
         assert subprocess.run(["make", "-n", *line.split()[1:]], cwd=ROOT, capture_output=True).returncode == 0
         return
     if line.startswith("docker "):
-        return  # an engine is needed, as `make docker` says
+        return  # an engine is needed, as `make docker` reports
     command = words(line)
     if not any(" ".join(command[4:]).startswith(verb) for verb in GOES_ON):
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
@@ -58,7 +59,7 @@ def run(line: str, folder: Path) -> None:
 
 @pytest.fixture
 def testnet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """What `make testnet` starts, in a home of its own."""
+    """Run the processes of `make testnet`, in a separate home."""
     monkeypatch.setenv("DILOCOX_HOME", str(tmp_path / "home"))
     up = words("dilocox testnet up --detach")
     subprocess.run(up, check=True, timeout=PATIENCE_SECONDS)

@@ -1,4 +1,5 @@
-"""The attack that running code has shown, on a swarm that scores: three honest nodes, and one that turns another's payload."""
+"""Test of the attack that running code has shown, on a swarm with scores: three honest nodes, and one that negates
+another's payload."""
 
 import asyncio
 from collections.abc import Iterator
@@ -31,7 +32,7 @@ def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
 
 
 async def turned(mallory: HostilePeer) -> list[StageState]:
-    """What somebody else made in the open round with its signs turned, four times as large; by stage."""
+    """Return another cluster's payload of the open round with negated signs, four times as large; by stage."""
     await mallory.until(lambda: mallory.state.on_roster and mallory.state.root is not None and bool(mallory.state.open.seen))
     theirs, rank_or_k = next(iter(mallory.state.open.seen.values())), mallory.state.head.rank_or_k
     downloader = Downloader(mallory.identity.peer, mallory.store, mallory.directory, mallory.channels)
@@ -51,7 +52,7 @@ async def attack(mallory: HostilePeer) -> int:
     states = await turned(mallory)
 
     def spoil(peer: HostilePeer, body: pb.Contribution, leaves: pb.Leaves) -> None:
-        """In its own name for the round that is open by now: it is not to be refused for a copy."""
+        """Spoil the contribution in its own name, for the round that is open by now: it must not be rejected as a copy."""
         for state in states:
             owner = owner_of(peer.run.run_id, peer.identity.peer, body.round, state.stage)
             encoded = state.encode(peer.state.head.rank_or_k, owner)

@@ -239,7 +239,7 @@ def test_killing_the_coordinator_stops_no_training_and_leaves_no_gap(swarm: Swar
 
 
 ROTS = 10
-"""Bits at most: a state that was just replaced still lies in memory, and nobody misses what rots there."""
+"""Largest number of flipped bits: a replaced state may still be in memory, and damage there has no effect."""
 
 
 def test_a_bit_that_rots_in_memory_is_found_by_replay_and_mended(swarm: Swarm):
@@ -264,7 +264,8 @@ def test_a_bit_that_rots_in_memory_is_found_by_replay_and_mended(swarm: Swarm):
 
 
 def rot(swarm: Swarm, victim: str) -> int:
-    """Flip a bit wherever Θ lies in the memory of the node's workers; in how many places. 0: they begin, or are replaced."""
+    """Flip a bit in every copy of Θ in the memory of the node's workers; return the number of copies. 0: workers start, or
+    are replaced."""
     blobs = next((swarm.testnet.member(victim).home / "runs").iterdir()) / "blobs"
     workers = [p for p in swarm.processes(victim) if names(p, WORKER)]
     try:
@@ -284,16 +285,16 @@ def rot(swarm: Swarm, victim: str) -> int:
 
 
 def read_if_there(path: Path) -> bytes:
-    """The daemon goes on removing blobs that nobody needs any more."""
+    """Read a file, if it is there: the daemon continues to delete blobs without a use."""
     with contextlib.suppress(FileNotFoundError):
         return path.read_bytes()
     return b""
 
 
 def flip(pid: int, patterns: set[bytes]) -> int:
-    """Flip a bit where a pattern stands in the process's writable private memory; returns how many were found.
+    """Flip a bit at each match of a pattern in the process's writable private memory; return how many were found.
 
-    The memory is read once: while it lasts the process is suspended, and its daemon gives it up after half a minute.
+    The memory is read once. During the read the process is suspended, and its daemon gives it up after half a minute.
     """
     found = 0
     with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "rb+", buffering=0) as memory:
@@ -409,7 +410,7 @@ def test_a_node_that_nobody_can_dial_is_counted_by_what_others_keep(swarm: Swarm
         me = swarm.peer(late.name)
 
         def kept() -> list[str] | None:
-            """Who keeps what it contributed to the last round that counted it."""
+            """Return the members that store their contribution to the last round that counted it."""
             last = swarm.open_round()
             clusters = [item for n in range(max(0, last - 3), last) for item in swarm.round(n)["clusters"]]
             return next((item["kept_by"] for item in reversed(clusters) if item["cluster"] == me and item["kept_by"]), None)
@@ -428,7 +429,7 @@ def test_a_node_that_nobody_can_dial_is_counted_by_what_others_keep(swarm: Swarm
 
 @contextlib.contextmanager
 def on_a_small_disk(folder: Path) -> Iterator[None]:
-    """The folder, with what it holds, lies on a disk of its own meanwhile."""
+    """Mount the folder with its content on a small separate disk inside the block."""
     aside = folder.with_name(f"{folder.name}.aside")
 
     def move(source: Path, target: Path) -> None:
@@ -460,7 +461,7 @@ def test_a_full_disk_is_waited_for_and_costs_no_seat(swarm: Swarm):
 
     if late.facts() is not None:
         stop()
-    shutil.rmtree(late.home, ignore_errors=True)  # it begins anew, as somebody else
+    shutil.rmtree(late.home, ignore_errors=True)  # the member starts again with a new identity
     late.home.mkdir()
     with on_a_small_disk(late.home):
         swarm.testnet.start(late)
@@ -514,7 +515,7 @@ def test_the_chain_verifies_and_a_round_replays(swarm: Swarm):
     member = swarm.testnet.member("node-1")
 
     def replay() -> bool:
-        """On a folder that stands still: while a node runs, what a replay takes goes as rounds come."""
+        """Replay on a folder that does not change: while a node runs, rounds delete the files of a replay."""
         wait_for(member.facts, "node-1 runs")
         swarm.testnet.kill(member)
         try:
@@ -554,7 +555,8 @@ def test_a_node_finishes_its_round_and_ends_when_told_to_leave(swarm: Swarm):
 
 
 def test_the_owner_gives_the_run_to_another_coordinator(swarm: Swarm):
-    """The first one's machine is gone, with its folder; all start again with what a node holds, and the new link."""
+    """Check an appointment after the first coordinator's machine is lost with its folder. All restart with a node's chain
+    and the new link."""
     testnet, members = swarm.testnet, swarm.testnet.running()
     processes = [process for member in members for process in swarm.processes(member.name)]
     for member in members:

@@ -49,13 +49,13 @@ def section() -> list[list[str]]:
 
 @dataclass
 class Machine:
-    """A network namespace, a folder and a home of its own."""
+    """Network namespace with a separate folder and home."""
 
     name: str
     folder: Path
     prefix: tuple[str, ...]
     addresses: dict[str, str]
-    """Addresses by the word that stands for them in the README."""
+    """Addresses by their placeholder in the README."""
     going: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def _started(self, line: str, log: Path) -> subprocess.Popen[str]:
@@ -75,7 +75,7 @@ class Machine:
             )
 
     def type(self, line: str) -> None:
-        """A daemon goes on; everything else has to end well."""
+        """Type a line. A daemon continues; any other command has to succeed."""
         log = self.folder / f"{len(list(self.folder.glob('*.log')))}.log"
         process = self._started(line, log)
         if line.split()[1] in ("coordinator", "node"):
@@ -88,7 +88,7 @@ class Machine:
         return "\n".join(path.read_text() for path in sorted(self.folder.glob("*.log")))
 
     def status(self, daemon: str) -> dict[str, Any] | None:
-        """What `dilocox status` says; None: it does not answer yet."""
+        """Return the answer of `dilocox status`; None if there is none yet."""
         asked = self.folder / "status"
         process = self._started(f"dilocox status --json --home {self.folder / 'home' / daemon}", asked)
         process.wait(PATIENCE_SECONDS)

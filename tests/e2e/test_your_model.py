@@ -29,7 +29,7 @@ SMALLER = {
     r"^synchronous_rounds = .*$": "synchronous_rounds = 3",
     r"^learning_rate = 6e-3$": "learning_rate = 1e-3",
 }
-"""Nobody trains on beside an exchange: how many steps a round has is the run file's to say, not the machine's."""
+"""Smaller settings. No cluster trains beside an exchange, so the run file decides the steps of a round, not the machine."""
 LONGER = {r"^count = .*$": "count = 6", r"^inner_steps = .*$": "inner_steps = 6"}
 
 
@@ -50,7 +50,7 @@ del TINY[r"^learning_rate = 6e-3$"]
 
 
 def make_hub(folder: Path) -> None:
-    """What the page downloads, smaller."""
+    """Make a smaller version of the page's downloads."""
     torch.manual_seed(0)
     shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     config = LlamaConfig(vocab_size=448, num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=True, **shape)
@@ -59,7 +59,7 @@ def make_hub(folder: Path) -> None:
 
 
 def run_page(tmp_path: Path, kind: str, run_file: str, smaller: Mapping[str, str] = SMALLER) -> dict[str, str]:
-    """What the commands of the page's blocks of this kind say, by verb."""
+    """Run the commands of the page's blocks of this kind; return their output by verb."""
     blocks = re.findall(rf"^```{kind}\n(.*?)```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     commands = re.findall(r"^dilocox .*$", "\n".join(blocks), re.MULTILINE)
     beside = ("--adapter", "--every", "train-tokenizer", "check")

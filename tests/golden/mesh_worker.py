@@ -20,7 +20,7 @@ __all__ = ["work"]
 
 
 class Kept:
-    """Bytes that autograd keeps, storage by storage."""
+    """Bytes that autograd stores, storage by storage."""
 
     weights: set[int]
     storages: dict[int, tuple[int, int]]
@@ -53,7 +53,7 @@ def work(meeting: Mapping[str, str], manifest: Path, text: Path, copies: int, ma
     data = load_dataset(run, text)
 
     def held() -> dict[int, str]:
-        """By stage, a digest of what this worker trains with."""
+        """Return a digest of this worker's training state, by stage."""
         live = {
             number: b"".join(tensor.numpy().tobytes() for tensor in trainer.live(stage))
             for number, stage in trainer.live_stages()

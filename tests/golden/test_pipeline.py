@@ -27,7 +27,7 @@ class Ran:
     told: list[list[float]]
     """Each step's loss, norm and flags, then the loss of the evaluation: the same in all workers."""
     held: dict[str, list[str]]
-    """By stage: digests of its live parameters, after four steps, and when they begin the next phase."""
+    """Digests of the live parameters by stage, after four steps, and at the start of the next phase."""
     peaks: list[int]
     """Bytes that autograd kept in each worker, at the fullest moment of a step."""
 
@@ -68,7 +68,7 @@ def test_workers_together_compute_what_one_computes(tmp_path: Path):
 
 @pytest.mark.e2e
 def test_workers_together_weigh_each_token_alike(tmp_path: Path):
-    """Where of some sequences more tokens are trained on than of others, wherever they lie."""
+    """Check equal weights of tokens, if sequences differ in their number of trained tokens, and in their positions."""
     alone = run_mesh(tmp_path, 2, 1, masked=True)
     for stages, workers, copies in ((2, 2, 1), (1, 2, 2), (2, 4, 2)):
         together = run_mesh(tmp_path, stages, workers, copies, masked=True)
@@ -104,7 +104,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved"])
 def test_every_schedule_computes_the_same_bits(schedule: str, recompute: bool, alone: Ran, tmp_path: Path):
-    """A stage adds up its microbatches in their order, whatever other stages do meanwhile."""
+    """Check that a stage adds its microbatches in their order, regardless of other stages."""
     ran = run_mesh(tmp_path, 7, 2, **UNCLIPPED, schedule=schedule, checkpoint_activations=recompute)
     assert ran.held == alone.held
     assert [step[0] for step in ran.told] == [step[0] for step in alone.told], "losses, and that of the evaluation"
@@ -133,7 +133,7 @@ def test_workers_together_train_the_adapters_that_one_trains(tmp_path: Path):
 
 
 def planned(run: Manifest, worker: int, workers: int) -> int:
-    """Bytes that autograd is expected to keep."""
+    """Return the bytes that autograd is expected to store."""
     mine = chunks(run.model.stages, workers, run.training.schedule)[worker]
     held = [sum(memory.held_bytes(run, stage, half=False) for stage in chunk) for chunk in mine]
     return memory.peak(worker, workers, run.training.microbatches, held)

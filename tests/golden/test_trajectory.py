@@ -67,7 +67,8 @@ def test_rebase_at_step_zero_is_the_synchronous_algorithm_bit_for_bit(lead_weigh
 
 
 def test_a_site_s_clock_says_when_a_commit_arrives_and_what_the_time_is():
-    """Three steps late: the same bits as where the step is said, and each round takes its six steps; waited for, three more."""
+    """Check a commit three steps late: the same bits as with a given step, and each round takes its six steps; with
+    waiting, three more."""
     site = Site(1, Step(1.0), 1.0, clusters=2, line=Line.both_ways(math.inf), fixed_seconds=2.5)
     said = Lab(run_with("rebase"), data=text().folder, clusters=2, arrive_at=3).rounds()
     clocked = Lab(run_with("rebase"), data=text().folder, clusters=2, site=site).rounds()
@@ -169,7 +170,7 @@ def test_time_boxed_boxes_take_what_fits_and_follow_one_schedule():
 
 
 def dense(raw: bytes | memoryview, state: StageState) -> torch.Tensor:
-    """What a payload decodes to, by numpy alone: float64, flat."""
+    """Return the values of a payload, decoded by numpy alone: float64, flat."""
     parts = []
     for layout, arrays in wire.parse(raw, state.layout()):
         values = [torch.from_numpy(array.values()) for array in arrays]

@@ -1,7 +1,8 @@
-"""The product runs what the lab measures: real workers and the lab, given the same arrival steps, make the same bits.
+"""Test that the product equals the lab: real workers and the lab, with the same arrival steps, compute the same bits.
 
-Two clusters of two workers each, real processes under the real supervisor; the test plays their daemons and the coordinator, with
-commits from the real round machine. When each commit was applied is read off what the workers say, then told to the lab.
+Two clusters of two workers each run as real processes under the real supervisor. The test replaces their daemons and
+the coordinator, with commits from the real round machine. The workers report when they apply each commit, and the lab
+uses these steps.
 """
 
 import asyncio
@@ -27,7 +28,7 @@ from tests.helpers import Table, identity, manifest
 
 WORKERS = 2
 DEADLINE_SECONDS = 240.0
-"""For all rounds together, on a machine that is busy with something else."""
+"""Seconds for all rounds together, on a machine that is busy with other work."""
 LATE = (3, 1)
 """(round, cluster): this commit is held back until the cluster has taken max_inner_steps and waits."""
 
@@ -44,7 +45,7 @@ def run_with(**rounds: object) -> Manifest:
 
 
 class Box:
-    """One cluster: its workers, and what they said."""
+    """One cluster: its workers, and their messages."""
 
     def __init__(self, run: Manifest, folder: Path, number: int) -> None:
         self.number, self.store = number, BlobStore(folder / "blobs")
@@ -96,7 +97,7 @@ class Box:
 
 
 async def train(run: Manifest, boxes: list[Box], table: Table) -> None:
-    """Until every cluster stands on the last commit."""
+    """Train until every cluster has applied the last commit."""
     heard: asyncio.Queue[tuple[Box, tuple[int, pb.WorkerEvent] | None]] = asyncio.Queue()
 
     async def listen(box: Box) -> None:
@@ -129,7 +130,7 @@ async def train(run: Manifest, boxes: list[Box], table: Table) -> None:
 
 
 def close_round(run: Manifest, boxes: list[Box], table: Table) -> None:
-    """The commit of the open round, once all that it needs was said."""
+    """Close the open round with its commit, once all its inputs have arrived."""
     number = table.head.round
     if number == 0:
         if all(len(box.states[0]) == run.model.stages for box in boxes):
@@ -146,7 +147,7 @@ def close_round(run: Manifest, boxes: list[Box], table: Table) -> None:
 
 
 def fill(body: wire.Contribution, box: Box) -> None:
-    """As a node announces what its workers say."""
+    """Fill the contribution from the workers' messages, as a node does."""
     said = next(iter(box.boundaries[body.round].values()))
     body.inner_steps, body.tokens, body.loss, body.samples_read = said.inner_steps, said.tokens, said.loss, said.samples_read
     payloads = box.payloads(body.round)

@@ -50,7 +50,7 @@ FAST = (
     "tests/unit/test_effects.py",
     "tests/unit/test_compose.py",
 )
-"""For mutmut: every mutant runs those of their tests that reach it."""
+"""Tests for mutmut: every mutant runs those of them that reach it."""
 SLOW = "tests/unit/test_faults.py::test_a_thousand_strangers_fill_no_commit"
 KILLED = ("killed", "timeout", "suspicious")
 MUTMUT_MINUTES = 25.0
@@ -59,7 +59,7 @@ ENDLESS, LEAST_SECONDS = 20, 300.0
 
 
 def copy_tree(folder: Path) -> None:
-    """What a checkout has, as it stands here, and the product as `dilocox/…`."""
+    """Copy the files of a checkout in their current state, and the product as `dilocox/…`."""
     left = shutil.ignore_patterns(".git", ".venv", ".whl", ".*_cache", ".hypothesis", "__pycache__", "*.egg-info")
     shutil.copytree(ROOT, folder, symlinks=True, ignore=left, dirs_exist_ok=True)
     (folder / "dilocox").symlink_to(folder / "typing" / "dilocox")
@@ -141,7 +141,7 @@ def unspoilt(tests: list[str]) -> Mapping[str, float]:
 
 
 def end(pool: ThreadPoolExecutor, doing: Sequence[Future[Any]]) -> None:
-    """With what it started, and may be about to start."""
+    """End the pool with the processes that it started, and those that it may be about to start."""
     pool.shutdown(wait=False, cancel_futures=True)
     while not all(each.done() for each in doing):
         for child in psutil.Process().children(recursive=True):
@@ -179,7 +179,7 @@ def mutmut(names: list[str], minutes: float) -> None:
         folder = Path(name)
         copy_tree(folder)
         (folder / "dilocox").unlink()
-        shutil.copytree(folder / "typing" / "dilocox", folder / "dilocox")  # files of its own, for who follows no links
+        shutil.copytree(folder / "typing" / "dilocox", folder / "dilocox")  # real files, for a tool that follows no links
         only = ", ".join(f'"dilocox/protocol/{module}.py"' for module in modules)
         tests = ", ".join(f'"{test}"' for test in FAST)
         settings = (

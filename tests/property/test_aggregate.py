@@ -1,4 +1,5 @@
-"""How payloads become one pseudo-gradient: bounded, the same bits wherever a tensor is cut, and equal to what it says it is."""
+"""Tests of the mean pseudo-gradient of payloads: bounded, bit-equal for every split of a tensor, and equal to its
+definition."""
 
 import itertools
 import math

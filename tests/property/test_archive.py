@@ -1,4 +1,4 @@
-"""Whatever instant who keeps an archive is killed at: it opens at a head of which everything is there, and goes on from there."""
+"""Tests of an archive's writer, killed at any instant: the archive opens at a complete head, and continues from there."""
 
 import asyncio
 import threading
@@ -76,14 +76,14 @@ class Memory:
 
 @dataclass(repr=False)
 class Story:
-    """A run, as it was when its archive was looked after."""
+    """Run as it was at each update of its archive."""
 
     run: Manifest
     store: BlobStore
     chains: list[ChainFile]
     commits: list[list[Statement]]
     stages: list[list[bytes]]
-    """Of every state that it ever had."""
+    """Stages of all states of the run."""
 
     def __repr__(self) -> str:
         return "the story"
@@ -91,7 +91,8 @@ class Story:
 
 @pytest.fixture(scope="module")
 def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
-    """Three times longer each; then its owner names another chain, which goes on from a state that the archive holds."""
+    """Return the story: the run grows three times. Then its owner names another chain, which continues from a state in the
+    archive."""
     folder = tmp_path_factory.mktemp("story")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(limits, "CHUNK_BYTES", 128)  # states and shards of several chunks
@@ -126,7 +127,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
 
 
 async def archived(story: Story, memory: Memory, sealing: Sealing, keep: int | None, payloads: bool, phases: list[int]) -> None:
-    """By a new process in each phase. Raises Killed."""
+    """Archive the story, in a new process for each phase. Raises Killed."""
     for phase in phases:
         memory.phase = phase
         archive = Archive(memory, sealing, story.run.run_id)
@@ -165,7 +166,7 @@ def test_killed_at_any_instant_it_opens_whole_and_goes_on(
     archive = Archive(memory, sealing, story.run.run_id)
     possible = story.commits[max(0, memory.phase - 1) : memory.phase + 1]
     assert any(_whole(archive, story.run, commits) for commits in possible)
-    # When it starts again, the run may have gone on: what it was about to archive, nobody serves any more.
+    # At the restart the run may have advanced: then no peer serves the blobs that it was about to archive.
     asyncio.run(archived(story, memory, sealing, keep, payloads, PHASES[memory.phase + late :] or PHASES[-1:]))
     head = check_whole(archive, story.run, story.commits[-1])
     assert head is not None
@@ -181,7 +182,7 @@ def test_killed_at_any_instant_it_opens_whole_and_goes_on(
 
 
 def _whole(archive: Archive, run: Manifest, commits: list[Statement]) -> bool:
-    """Of this chain, or there is none yet. Fails where something that a head names is not there."""
+    """Return whether the archive is of this chain, or empty. Fails if a blob of a head is missing."""
     try:
         check_whole(archive, run, commits)
     except AssertionError:
@@ -224,7 +225,8 @@ def full(story: Story) -> dict[str, bytes]:
 def test_whatever_lies_there_is_right_or_refused(
     story: Story, full: dict[str, bytes], data: st.DataObject, junk: bytes, at: int, tmp_path_factory: pytest.TempPathFactory
 ):
-    """Who may write to the storage can take away, and change nothing; nor make a reader take more than bounds allow."""
+    """Check a writer of the storage: it can delete, and change nothing; nor can it make a reader take more than the bounds
+    allow."""
     memory = Memory()
     memory.objects = dict(full)
     name = data.draw(st.sampled_from(sorted(full)))

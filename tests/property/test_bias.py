@@ -1,4 +1,4 @@
-"""Who pulls steadily is told from who differs by chance, whatever its size and whoever the others are."""
+"""Tests of bias: a steady pull is distinguished from random differences, for any size and any other clusters."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,12 +21,12 @@ Sketch = bias.Vector
 
 @dataclass(frozen=True)
 class Round:
-    """What an author knows when it speaks."""
+    """Data that an author has when it announces."""
 
     common: Sketch
-    """What all learn in this round, of length 1."""
+    """Direction that all learn in this round, of length 1."""
     noise: Sketch
-    """Its own, of length 2."""
+    """Noise of this author, of length 2."""
     pull: Sketch
     """The same in each round, of length 1."""
 
@@ -43,7 +43,7 @@ def scores_of(sketches: Mapping[str, Any]) -> dict[str, Score]:
 
 
 def remembered(memory: Memory, scores: Mapping[str, Score], run: Any = RUN, cut: dict[str, float] | None = None) -> Memory:
-    """After a round whose commit counts all, and cuts nothing off, but where that is said."""
+    """Return the memory after a round whose commit counts all, and clips nothing unless `cut` names it."""
     return bias.closed(bias.after(run, memory, ME, scores), dict.fromkeys((ME, *scores), 0.0) | (cut or {}))
 
 
@@ -53,7 +53,7 @@ def unit(random: np.random.Generator) -> Sketch:
 
 
 def found(authors: Mapping[str, Author], rounds: int, seed: int, run: Any = RUN) -> list[frozenset[str]]:
-    """Whom the voter finds biased after each round."""
+    """Return the biased authors that the voter finds after each round."""
     random = np.random.default_rng(seed)
     memory, pull, told = Memory(), unit(random), []
     for _ in range(rounds):
@@ -79,7 +79,7 @@ def test_nobody_is_biased_where_all_are_honest_and_slow_ones_are(others: int, se
 @settings(max_examples=10, deadline=None)
 @given(st.integers(0, 1 << 32))
 def test_who_goes_farther_on_the_way_of_all_is_not_biased(seed: int):
-    """One is fast and all learn the same in each round: what the others' mean says of that is noisy."""
+    """Check a fast author, while all learn the same in each round: the others' mean is a noisy measure of it."""
     fast: Author = lambda r: 3 * r.pull + r.noise  # noqa: E731
     slow: Author = lambda r: r.pull / 2 + r.noise / 2  # noqa: E731
     assert not any(found({ME: slow, "fast": fast, "slow": slow, "slower": slow}, 60, seed))
@@ -173,7 +173,7 @@ def test_who_was_seen_longest_ago_is_forgotten(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize(("cut", "uncounted"), [(0.6, 0), (0.6, 2)])
 def test_who_says_again_what_it_is_owed_pulls_nowhere(cut: float, uncounted: int):
-    """A fast box is clipped in every round, and who does not count for some rounds says all of it again: feedback returns it."""
+    """Check error feedback: a fast host is clipped in every round, and an uncounted cluster sends its whole backlog again."""
 
     def run(told: bool) -> list[frozenset[str]]:
         random = np.random.default_rng(6)
@@ -200,7 +200,7 @@ def test_who_says_again_what_it_is_owed_pulls_nowhere(cut: float, uncounted: int
 @settings(max_examples=10, deadline=None)
 @given(st.sampled_from([1.0, 2.0]), st.sampled_from([(3, 1), (5, 2), (7, 3)]), st.integers(0, 1 << 32))
 def test_who_is_refused_makes_no_other_look_like_it(pull: float, clusters: tuple[int, int], seed: int):
-    """What it says is no part of the others' mean, beside which a box of less noise than others would differ."""
+    """Check that rejected work is no part of the others' mean; otherwise a host with less noise would differ from it."""
     honest_ones, hostile = clusters
     random = np.random.default_rng(seed)
     direction, common = unit(random), unit(random)

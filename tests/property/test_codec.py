@@ -95,7 +95,7 @@ def test_decoding_and_applying_do_not_depend_on_the_thread_count():
 
 
 def test_an_apply_measures_the_effective_rank_of_the_mean():
-    """As singular values of the whole matrices say it; and nothing where nobody asks, or nothing is of low rank."""
+    """Compare the rank with the singular values of the whole matrices; no rank without a request, or without a low rank."""
 
     def applied(**compression: object) -> StageState:
         run = manifest(model={"hidden_size": 64, "intermediate_size": 96}, compression=compression)

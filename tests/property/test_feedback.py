@@ -1,4 +1,4 @@
-"""Error feedback is a ledger: what was owed is what was sent plus what is left, and nothing else ever leaves it."""
+"""Error feedback as a ledger: the sum equals the sent part plus the rest, and nothing else ever leaves it."""
 
 import pytest
 import torch
@@ -33,7 +33,7 @@ def direction(size: int, seed: int) -> torch.Tensor:
 
 
 def decoded(state: StageState, raw: bytes) -> torch.Tensor:
-    """What the payload says, as float32, flat."""
+    """Return the payload's values, as float32, flat."""
     silent = StageState(state.manifest, state.stage)
     silent.return_to_feedback(memoryview(raw))
     return silent.feedback
@@ -71,10 +71,11 @@ def swarm_round(states: list[StageState], work: list[torch.Tensor], medians: lis
 
 @pytest.mark.parametrize("compression", [CODECS[2], CODECS[5]])
 def test_a_cluster_of_three_medians_keeps_a_bounded_backlog(compression: dict[str, object]):
-    """Part of the work goes the same way each round, as in training; the rest is new.
+    """Check a cluster of three medians: part of the work has the same direction each round, as in training; the rest is
+    new.
 
-    The part that is always the same must fit into what a bounded payload of this codec says about a dense direction: nothing else
-    could be bounded without forgetting.
+    The constant part must fit into a bounded payload of this codec with a dense direction. A larger part could not be
+    bounded without forgetting.
     """
     run = small(compression)
     states = [StageState(run, 1) for _ in range(3)]

@@ -67,7 +67,8 @@ def test_mutated_commits_never_verify(data):
         _, commit = chain.extend(RUN, head, seal(COORDINATOR, pb.KIND_COMMIT, RUN.run_id, bytes(raw)).envelope)
     except RemoteError:
         return
-    # What the coordinator may choose freely: its clocks, what it remembers of them, and the refusals it saw. Nothing else.
+    # Fields that the coordinator may choose freely: its clocks, its memory of them, and the refusals it saw. All others
+    # are derived.
     free = {"closed_at_ms", "open_ms", "collect_ms", "vote_ms", "collect_history", "vote_history", "refusals"}
     original = pb.Commit.FromString(honest)
     changed = [f.name for f in original.DESCRIPTOR.fields if getattr(original, f.name) != getattr(commit.body, f.name)]

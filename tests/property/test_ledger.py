@@ -1,4 +1,4 @@
-"""Nothing lost or repeated: whatever happens, every sample position is in exactly one place."""
+"""Tests of the sample ledger: on any schedule, every sample position is in exactly one place, so none is lost or repeated."""
 
 import pytest
 from hypothesis import given, settings

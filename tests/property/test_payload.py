@@ -1,4 +1,5 @@
-"""The payload: its size is what the layout says, and any bytes parse or raise the remote-fault error, nothing else."""
+"""Tests of the payload: its size follows from the layout, and any bytes parse or raise the remote-fault error, nothing
+else."""
 
 import itertools
 import struct
@@ -148,7 +149,7 @@ def test_invalid_codes_and_exponents_are_refused():
 
 
 def test_two_bit_codes_are_read_where_they_lie_and_pad_with_nothing():
-    """Of what is not coded: a round has many payloads, and unpacked each takes eight times as much."""
+    """Check payloads without entropy coding: a round has many, and each unpacked one would take eight times the memory."""
     layout = wire.stage_layout([(4097,)], Compression(codec="int2"), 0)
     raw = wire.pack(random_payload(layout, 0), entropy=False)
     [(_, [levels])] = wire.parse(raw, layout)

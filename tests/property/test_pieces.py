@@ -1,4 +1,4 @@
-"""What makes tokens fast makes the tokens of `tokenizers`, of any text."""
+"""Test that the fast pretokenizer makes the tokens of `tokenizers`, for any text."""
 
 import pytest
 from hypothesis import given, settings

@@ -1,4 +1,4 @@
-"""How a model is split into stages: as evenly as it goes, and at once however many they are."""
+"""Tests of the split of a model into stages: as even as possible, and fast for any number of stages."""
 
 import pytest
 from hypothesis import given
@@ -15,7 +15,7 @@ def model_of(layers: int, stages: int, vocabulary: int) -> Model:
 
 
 def slowly(sizes: list[int], stages: int) -> list[tuple[int, int]]:
-    """Of all splits whose largest stage is smallest, the one whose last stages begin the earliest."""
+    """Return among all splits with the smallest largest stage the one whose last stages begin the earliest."""
     total = [sum(sizes[:end]) for end in range(len(sizes) + 1)]
     best = [[(0, 0)] + [(1 << 62, 0)] * len(sizes)]
     for stage in range(1, stages + 1):
@@ -38,7 +38,8 @@ def test_the_split_is_the_one_that_looking_at_all_finds(layers: int, stages: int
 
 
 def test_the_largest_model_that_a_manifest_can_say_is_split_at_once(monkeypatch: pytest.MonkeyPatch):
-    """It took everybody who looked at such a manifest a minute and a half, then, with all ends that no stage can have, seconds."""
+    """Check the time: such a manifest took each reader a minute and a half; later, with all impossible stage ends,
+    seconds."""
     looked = 0
 
     def counted(one: int, other: int) -> int:

@@ -1,8 +1,8 @@
-"""Coordinators as processes on a fake clock: each is an event loop of its own, which the world runs, or leaves standing still.
+"""Coordinators as processes on a fake clock: each is a separate event loop, which the world runs or suspends.
 
-What runs in them is the product's: the shared log, standing by, the driver, the chain's file. Between them and the fake store lies
-a line that loses, delays and repeats what is sent; between them and the peers one that only delays. A pause is what SIGSTOP is: the
-loop is not run, and when it is run again its timers are due all at once.
+They run the product's code: the shared log, the standby, the driver, the chain's file. A link to the fake store loses,
+delays and repeats messages; a link to the peers only delays. A pause acts as SIGSTOP: the loop does not run, and
+afterwards all its overdue timers fire at once.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ OFFER_SECONDS = 1.0
 
 
 class Silence:
-    """The selector of a loop that hears of nothing but its timers."""
+    """Selector of a loop that has no events but its timers."""
 
     def select(self, timeout: float | None = None) -> list[Any]:
         return []
@@ -53,7 +53,7 @@ class Loop(asyncio.BaseEventLoop):
         return self._clock()
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:  # type: ignore[override]
-        """At once, in this thread."""
+        """Run the function at once, in this thread."""
         future = self.create_future()
         try:
             future.set_result(func(*args))
@@ -69,7 +69,7 @@ class Loop(asyncio.BaseEventLoop):
         return min(timers, default=None)
 
     def turn(self) -> None:
-        """What is due now, once."""
+        """Run everything that is due now, once."""
         self.stop()
         self.run_forever()
 
@@ -80,7 +80,7 @@ class Loop(asyncio.BaseEventLoop):
 
 @dataclass
 class Faults:
-    """Of the line to the store."""
+    """Faults of the link to the store."""
 
     random: random.Random
     until: float
@@ -88,7 +88,7 @@ class Faults:
     loss: float = 0.0
     repeat: float = 0.0
     late: float = 0.0
-    """How often something takes seconds."""
+    """Share of messages that take seconds."""
 
 
 class Line:
@@ -140,7 +140,7 @@ class Line:
 
 
 def _at_once(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """What it returns: the fake store waits for nothing."""
+    """Return the coroutine's result: the fake store never waits."""
     try:
         coroutine.send(None)
     except StopIteration as stop:
@@ -169,7 +169,7 @@ class Office:
     driver: RoundDriver | None = None
     """While it leads, as far as it knows."""
     ballot: Statement | None = None
-    """As published."""
+    """Ballot as published."""
     chain: ChainFile | None = None
     loop: Loop = field(init=False)
     line: Line = field(init=False)
@@ -182,7 +182,7 @@ class Office:
         self.task = self.loop.create_task(self._live())
 
     def kill(self) -> None:
-        """As `kill -9`: nothing of it ends in order."""
+        """Kill the coordinator as `kill -9`: it finishes nothing."""
         if self.up:
             self.up, self.driver = False, None
             self.life += 1
@@ -192,7 +192,7 @@ class Office:
 
     @property
     def clock(self) -> Moment:
-        """Of another machine than the next office's."""
+        """Return the clock of this coordinator's machine, which differs from the next one's."""
         return Moment(self.world.now + 1000.0 * self.number, int(1000 * self.world.now))
 
     async def _live(self) -> None:
@@ -227,7 +227,7 @@ class Office:
 
 
 class Peer(Table):
-    """Says what a member says, to whichever office it follows, again and again."""
+    """Member that sends its statements repeatedly, to the coordinator that it follows."""
 
     def __init__(self, world: "World", number: int) -> None:
         super().__init__(world.run)
@@ -273,7 +273,7 @@ class Peer(Table):
             self.catch_up()
 
     def catch_up(self) -> None:
-        """With all that was ever published: commits are passed on by anybody."""
+        """Catch up with all published commits, which any peer forwards."""
         while (commit := self.world.published.get(self.known.round)) is not None:
             self.known, _ = self.world.extend(self.known, commit)
             self.commits.append(commit)
@@ -288,7 +288,7 @@ class World:
         self._count = 0
         self.store = FakeStore(lambda: self.now)
         self.published: dict[int, Statement] = {}
-        """Every commit of which a byte left an office, by round."""
+        """Every commit of which a byte left a coordinator, by round."""
         self.ballots: dict[int, set[bytes]] = {}
         self.dead: list[tuple[Loop, asyncio.Task[None]]] = []
         self.offices = [Office(self, number) for number in range(offices)]
@@ -315,7 +315,7 @@ class World:
             self.after(self.random.uniform(0.01, 0.3), lambda peer=peer: peer.hear(sent, listed))  # type: ignore[misc]
 
     def deliver(self, office: Office, peer: Peer, statement: Statement) -> None:
-        """To the socket of a process: it reads it when it runs."""
+        """Deliver a statement to the socket of a process, which reads it when it runs."""
         life = office.life
 
         def arrive() -> None:
@@ -331,7 +331,7 @@ class World:
         driver.feed(round.Received(statement))
         if peer.name in driver.state.absent:
             driver.feed(round.Present(peer.name))
-        # A stream shows the chain that its office holds, and the open ballot.
+        # A stream sends the chain of its coordinator, and the open ballot.
         for number in range(peer.known.round, driver.chain.length):
             commit = driver.chain.commit(number)
             assert commit is not None

@@ -43,7 +43,7 @@ WALL_MS = 1_700_000_000_000
 
 @dataclass
 class Disk:
-    """What a peer finds again after a crash."""
+    """Data that a peer finds again after a crash."""
 
     commits: list[Statement] = field(default_factory=list)
     own: dict[pb.Kind, Statement] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class SimPeer:
     speed: float = 1.0
     up: bool = False
     life: int = 0
-    """Counts restarts: events of an earlier life are void."""
+    """Number of restarts: events of an earlier incarnation are void."""
     disk: Disk = field(default_factory=Disk)
     connected: bool = False
     phase_ends: float = 0.0
@@ -73,7 +73,7 @@ class SimPeer:
     halted: str = ""
     last_arrival: float = 0.0
     team: "Boxes | None" = None
-    """Of which we are the lead, or the other box."""
+    """Cluster of two hosts with this peer as the lead host, or the other host."""
 
     @property
     def name(self) -> str:
@@ -120,11 +120,11 @@ class SimPeer:
 
     @property
     def works(self) -> bool:
-        """Whether workers train for our own cluster."""
+        """Return whether workers train for this peer's own cluster."""
         return not self.state.leaving and (self.team is None or (self.team.lead is self and self.team.running))
 
     def train(self) -> None:
-        """The workers hold the state that the open round starts from."""
+        """Give the workers the state that the open round starts from."""
         if self.works:
             self.feed(member.StateReady(self.head.round, self.fold, None))
 
@@ -266,7 +266,7 @@ class SimPeer:
         self.feed(Scored(contribution.digest, Score(2.0, 2.5, -0.5) if harmful else Score(2.0, 1.5, 0.5)))
 
     def sample(self) -> None:
-        """Whom we are drawn to ask: most find the same of it, and some have another opinion, or none."""
+        """Answer the drawn probe: most report the same result, and some another one, or none."""
         for cluster in sampling.duties(sampling.due(self.run, self.head), self.name):
             if self.swarm.random.random() < 0.9:
                 shown = digest("shows", cluster, self.head.digest)[0] < 128
@@ -287,7 +287,7 @@ class Boxes:
     cut: bool = False
     """The line between them."""
     formed: bool = False
-    """Both were here in this life of the lead."""
+    """True once both hosts were present in this incarnation of the lead host."""
     running: bool = False
     """Workers train."""
     alone: bool = False
@@ -329,7 +329,7 @@ class Boxes:
         self.lead.after(after, begin)
 
     def consent(self) -> None:
-        """The box hears what it is to agree to."""
+        """Let the host receive the layout to agree to."""
         if self.running and not self.alone and self.box.up and not self.cut and self.lead.up:
             claim = member.consent(self.lead.state)
             if claim is not None and claim != self.box.state.asked:
@@ -342,7 +342,7 @@ class Swarm:
         self.random = random.Random(seed)
         self.now = 1000.0
         self.wall_offset_ms = 0
-        """A wall clock that somebody set."""
+        """Offset of a wall clock that an operator set."""
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
         self.peers = [SimPeer(self, identity(number)) for number in range(peers)]
@@ -350,7 +350,7 @@ class Swarm:
         self.cut: set[str] = set()
         self.coordinator_cut = False
         self.streams: set[str] = set()
-        """Peers that the coordinator hears."""
+        """Peers with an open stream at the coordinator."""
         self._extended: dict[tuple[bytes, bytes], tuple[Head, Statement]] = {}
         # The coordinator: what is on disk, and what is not yet.
         self.commits: list[Statement] = []
@@ -358,7 +358,7 @@ class Swarm:
         self.coordinator_up, self.coordinator_life = True, 0
         self.fail_writes = False
         self.signed_here = False
-        """A commit, by this life of the coordinator."""
+        """True if this incarnation of the coordinator signed a commit."""
         self._unwritten: list[Any] = []
         self._unsent: list[Statement] = []
         self.ballot: Statement | None = None
@@ -367,7 +367,7 @@ class Swarm:
         self.state = round.start(run, initial_head(COORDINATOR.peer, run.model.root), self.now)
 
     def extend(self, head: Head, envelope: pb.Envelope) -> tuple[Head, Statement]:
-        """`chain.extend`, computed once for all peers that stand at the same head: it is a pure function."""
+        """Run `chain.extend`, computed once for all peers at the same head: it is a pure function."""
         key = (head.digest, envelope.body)
         if key not in self._extended:
             self._extended[key] = chain.extend(self.run, head, envelope)
@@ -400,12 +400,12 @@ class Swarm:
 
         if self.random.random() < self.loss:
             self.stream_broke(peer, at_once=False)
-        elif self.reaches(peer):  # a stream keeps the order of its messages
+        elif self.reaches(peer):  # a stream preserves the order of its messages
             peer.last_arrival = max(peer.last_arrival, self.now + self.random.expovariate(1 / self.delay))
             self.after(peer.last_arrival - self.now, arrive)
 
     def open_stream(self, peer: SimPeer) -> None:
-        """As the service's Watch: where we stand, the commits that the peer lacks, the open round."""
+        """Open a stream as the service's Watch: the position, the missing commits of the peer, the open round."""
 
         def arrive() -> None:
             length = len(self.commits)
@@ -426,7 +426,7 @@ class Swarm:
         self.send(peer, arrive)
 
     def whole(self, lead: SimPeer) -> None:
-        """What its heartbeat says: nobody waits for a lead whose box is away."""
+        """Send the heartbeat of a lead host: a cluster with an absent host delays no round."""
 
         def arrive() -> None:
             if lead.name in self.streams:
@@ -502,7 +502,7 @@ class Swarm:
         return [(event, self.moment) for event in round.inherited(self.state)]
 
     def feed_envelope(self, envelope: pb.Envelope) -> None:
-        """A statement that somebody brings, whoever signed it."""
+        """Feed a statement that any peer forwards, whoever signed it."""
         self.feed(round.Received(open_envelope(envelope, self.run.run_id, JUDGES)))
 
     def flush(self) -> None:
@@ -545,7 +545,7 @@ class Swarm:
             self.streams.clear()
 
     def start_coordinator(self, healed: bool = False) -> None:
-        """Chain, and the inputs since its last commit; then nobody is heard yet."""
+        """Start from the chain, and the inputs since its last commit; at first no peer is live."""
         if self.coordinator_up:
             return
         self.coordinator_up = True
@@ -555,7 +555,7 @@ class Swarm:
         self.feed(round.Resumed(healed))
 
     def replayed(self) -> round.RoundState:
-        """What the disk holds."""
+        """Return the round state on disk."""
         head = initial_head(COORDINATOR.peer, self.run.model.root)
         for commit in self.commits:
             head = self.extend(head, commit.envelope)[0]
@@ -566,7 +566,7 @@ class Swarm:
         return state
 
     def take_back(self, peer: SimPeer, commit: Statement) -> None:
-        """As RoundDriver.adopt."""
+        """Adopt the commit as RoundDriver.adopt does."""
         if commit.body.round != self.state.head.round or self.signed_here:
             return
         after, _ = self.extend(self.state.head, commit.envelope)
@@ -620,7 +620,7 @@ class Swarm:
         self.at(until, self.start_coordinator)
 
     def restore_coordinator(self, at: float, until: float, commits_lost: int) -> None:
-        """Restore the database from a backup that lacks the newest commits, as far as more than half of the roster has them."""
+        """Restore the database from a backup without the newest commits, as far as more than half of the roster has them."""
 
         def restore() -> None:
             if not self.coordinator_up:
@@ -679,7 +679,7 @@ class Swarm:
         self.at(until, lambda: cut(False))
 
     def leave(self, numbers: Sequence[int], at: float, until: float | None) -> None:
-        """Say goodbye, stop a little later, and come back as somebody who claims again."""
+        """Send a departure, stop a little later, and claim again on return."""
 
         def say() -> None:
             for number in numbers:

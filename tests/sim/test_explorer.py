@@ -1,7 +1,7 @@
-"""Random faults on a simulated swarm of the product's machines: what must hold always, whatever happens.
+"""Explorer of random faults on a simulated swarm of the product's machines; it checks the invariants.
 
-Hypothesis draws schedules of faults and shrinks those that break something. `DILOCOX_SCHEDULES=20000 pytest tests/sim -k whatever`
-looks at more of them.
+Hypothesis draws schedules of faults and shrinks those that break something. `DILOCOX_SCHEDULES=20000 pytest tests/sim
+-k whatever` tries more of them.
 """
 
 import itertools
@@ -25,7 +25,7 @@ from tests.sim.swarm import Swarm
 SCHEDULES = int(os.environ.get("DILOCOX_SCHEDULES", "200"))
 PEERS = 5
 FAULTS_END = 150.0
-"""Seconds after the beginning: from then on everybody works who will ever work again."""
+"""Seconds from the beginning, after which every peer works that will ever work again."""
 PATIENCE = 1500.0
 """Then the run must be over: a few full deadlines of every kind."""
 RUN = manifest(
@@ -44,9 +44,9 @@ RUN = manifest(
 BOUND = RUN.model_copy(update={"model": RUN.model.model_copy(update={"seed_state": digest("initial").hex()})})
 """A run with a manifest that names the initial state."""
 SHARES = RUN.model_copy(update={"availability": Availability()})
-"""In which clusters are drawn to ask others for shares, and tell of it."""
+"""Run in which clusters are drawn to probe others for erasure shards, and report the result."""
 LIAR = 1
-"""Who reports false states: one, for two thirds of three who agree on a state are believed."""
+"""Peer that reports false states: only one, because two thirds of three agreeing clusters are believed."""
 NUMBER = st.integers(0, PEERS - 1)
 SOME = st.lists(NUMBER, min_size=1, max_size=PEERS, unique=True)
 AT = st.integers(1, int(FAULTS_END) - 20).map(float)
@@ -74,11 +74,11 @@ SCHEDULE = st.tuples(
     st.lists(NUMBER, max_size=PEERS - 2, unique=True),
     st.integers(0, 2**16),
 )
-"""Faults; peers that are gone for ever when the faults end, but never so many that too few are left; a seed for delays."""
+"""Faults; peers that are absent for ever when the faults end, but never so many that too few are left; a seed for delays."""
 
 
 BOX = PEERS - 1
-"""Where a cluster has two boxes: the other one of peer 0's."""
+"""Other host of peer 0's cluster, if a cluster has two hosts."""
 WITH_BOXES = st.tuples(
     st.lists(st.one_of(FAULT, st.tuples(st.just("cut boxes"), st.just(0), AT, LONG)), max_size=6),
     st.lists(NUMBER, max_size=2, unique=True),
@@ -128,7 +128,7 @@ def inflict(swarm: Swarm, fault: tuple[str, Any, float, float]) -> None:
 
 
 def replay(swarm: Swarm, number: int) -> None:
-    """Somebody sends again everything that a peer ever said in the chain."""
+    """Send again all statements of a peer in the chain."""
     if swarm.coordinator_up:
         for commit in list(swarm.commits):
             for envelope in chain.envelopes(commit.body):
@@ -147,7 +147,7 @@ def equivocate(swarm: Swarm, number: int) -> None:
 
 
 def stranger_claims(swarm: Swarm, number: int) -> None:
-    """An identity nobody knows claims a seat with a state of its own, and is never heard of again."""
+    """Claim a seat from an unknown identity with a false state, and never appear again."""
     head = swarm.state.head
     claim = pb.Claim(serial=1, round=max(1, head.round), head=head.digest, state=digest("mine"))
     if swarm.coordinator_up:
@@ -223,8 +223,9 @@ def test_whatever_receipts_say_of_samples_the_run_goes_on_with_one_chain(schedul
 @settings(max_examples=SCHEDULES // 2, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
 @given(SCHEDULE, st.integers(1, 6), st.booleans())
 def test_hostile_claims_before_genesis_do_not_stop_the_run(schedule, claims: int, right: bool):
-    """Unknown identities claim first, with another state or with the run's own, and are never heard of again. No backup of the
-    coordinator comes back: it would wait for more than half of a roster, which may be theirs, rather than sign a round twice."""
+    """Check hostile claims: unknown identities claim first, with another state or with the run's own, and never appear
+    again. The coordinator restores no backup here. It would wait for more than half of a roster, which may be theirs,
+    rather than sign a round twice."""
     with few_places(clusters=16):
         faults, gone, seed = schedule
         faults = [fault for fault in faults if fault[0] != "backup of the coordinator"]
@@ -255,7 +256,7 @@ def receipt_of(signed: pb.Signed) -> pb.Receipt:
 
 
 def hosting(swarm: Swarm, round: int) -> int:
-    """How many boxes peer 0's cluster has on this round's roster."""
+    """Return the number of hosts of peer 0's cluster on this round's roster."""
     roster = {member.cluster: member for member in swarm.commits[round].body.roster}
     return len(roster[swarm.peers[0].name].hosts) or 1 if swarm.peers[0].name in roster else 0
 
@@ -268,14 +269,16 @@ def test_a_box_that_stays_away_is_gone_around_and_used_again(fault: tuple[str, A
 
 
 def test_who_left_a_run_that_slept_and_is_back_claims_anew(monkeypatch: pytest.MonkeyPatch):
-    """Found by explored schedules: all leave a round that nobody closes, come back into it, and their leaves stood for ever."""
+    """Reproduce a schedule of the explorer: all leave a round that never closes, and come back into it; their departures
+    stayed valid for ever."""
     monkeypatch.setattr(limits, "CLAIMS", PEERS + 1)
     left = [("leave", [0, 1, 2, 3], 87.0, 0.5), ("leave", [0, 1, 2, 3, 4], 1.0, 70.0)]
     explore([("crash", [0], 2.0, 0.5), ("cut", [0], 1.0, 0.5), ("failed write", 0, 1.0, 0.0), *left], [], 0)
 
 
 def test_the_last_one_who_leaves_does_not_say_what_the_model_is(monkeypatch: pytest.MonkeyPatch):
-    """Found by explored schedules: all but one had left, its false report was the word of all, and nobody could come back."""
+    """Reproduce a schedule of the explorer: all but one had left, its false report alone decided the state, and no peer
+    could come back."""
     monkeypatch.setattr(limits, "CLAIMS", PEERS + 1)
     faults = [("replay", 1, 79.0, 0.0), ("crash", [2, 3, 0, 4, 1], 20.0, 8.0), ("false report", 1, 81.0, 0.0)]
     explore([*faults, ("leave", [0, 1, 3, 4, 2], 80.0, 0.5)], [], 2912)
@@ -315,7 +318,7 @@ def explore(
 
 
 def head_state(swarm: Swarm) -> bytes:
-    """What applying the chain makes."""
+    """Return the state that the chain implies."""
     fold = digest("initial")
     for commit in swarm.commits:
         for item in chain.taken(commit.body):

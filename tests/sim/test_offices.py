@@ -23,7 +23,7 @@ SCHEDULES = int(os.environ.get("DILOCOX_SCHEDULES", "200"))
 OFFICES, PEERS = 3, 3
 FAULTS_END = 60.0
 MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
-"""Nobody pulls a plug here: what is synced need not reach a disk."""
+"""Folder in memory: no power fails in this test, so synced data need no disk."""
 PATIENCE = 3000.0
 RUN = manifest(rounds={"count": 4, "min_clusters": 2, "start_clusters": 3, "deadline_seconds": 60, "vote_seconds": 20})
 NUMBER = st.integers(0, OFFICES - 1)
@@ -92,7 +92,7 @@ def test_whatever_happens_to_coordinators_there_is_one_chain_and_no_round_is_los
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["pause the leader", "kill the leader", "cut"])
 def test_a_takeover_takes_less_than_five_seconds(tmp_path: Path, kind: str):
-    """Of the world's clock: lease, look, election; then the same round goes on."""
+    """Check a takeover's time on the world's clock: lease, check, election; then the same round continues."""
     faults = Faults(random.Random(1), 0.0)
     world = World(tmp_path, RUN, OFFICES, PEERS, 1, faults)
     world.begin()

@@ -28,7 +28,7 @@ def build(peers: int, seed: int, rounds: int = 8, **network: float) -> Swarm:
 
 
 def check(swarm: Swarm) -> None:
-    """One chain, verified from outside, held by everybody who is up; equal states; equal data accounts."""
+    """Check the swarm: one chain, verified from outside, on every running peer; equal states; equal data accounts."""
     head = initial_head(COORDINATOR.peer)
     for commit in swarm.commits:
         head, _ = chain.extend(swarm.run, head, commit.envelope)
@@ -134,9 +134,9 @@ def harmful(peer: SimPeer, body: pb.Contribution) -> None:
 
 
 def test_who_did_not_train_loses_by_audits_and_accusers_cost_nobody_anything():
-    """Through loss and crashes: what is not said in time is said by nobody."""
+    """Check audits through loss and crashes: a verdict that is not sent in time does not exist."""
     swarm = build(10, 5, rounds=14, segments=3)
-    swarm.peers[5].hostile = harmful  # nobody scores: only audits find it
+    swarm.peers[5].hostile = harmful  # without scores: only audits detect it
     swarm.peers[6].accuses = True
     swarm.crash(2, at=150.0, until=260.0)
     swarm.run_until_finished(4000)

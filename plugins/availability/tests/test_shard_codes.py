@@ -57,7 +57,7 @@ def test_any_that_are_enough_restore_and_one_fewer_do_not(code: Code, size: int,
 
 
 def test_every_choice_restores():
-    """Of a code small enough to try them all, and not by copies alone."""
+    """Check every choice of a code that is small enough to try them all, and not by copies alone."""
     code, blob = Code(7, 3), blob_of(1000)
     whole = made(blob, code)
     for some in combinations(range(code.shares), code.needed):
@@ -65,7 +65,7 @@ def test_every_choice_restores():
 
 
 def times(a: int, b: int) -> int:
-    """In GF(2^8) with the polynomial 0x11d."""
+    """Multiply in GF(2^8) with the polynomial 0x11d."""
     product = 0
     while b:
         product ^= a * (b & 1)
@@ -74,7 +74,8 @@ def times(a: int, b: int) -> int:
 
 
 def test_the_shares_are_a_formula():
-    """Peers hold them whose libraries have other versions: share i of the later ones sums stripe j by 1 / (i ^ j)."""
+    """Check the formula, because peers have shards from other library versions: of the later shards, i sums stripe j by 1
+    / (i ^ j)."""
     code, blob = Code(7, 3), blob_of(3 * shares.GRAIN_BYTES)
     whole = made(blob, code)
     data = [blob[at : at + shares.GRAIN_BYTES] for at in range(0, len(blob), shares.GRAIN_BYTES)]

@@ -1,4 +1,4 @@
-"""A run that keeps shares: real nodes make and serve them, and who asks for samples is told so."""
+"""Tests of a run with erasure shards: real nodes make and serve them, and availability probes reach their askers."""
 
 import asyncio
 import json
@@ -55,7 +55,7 @@ def test_nodes_answer_for_their_shares(tmp_path: Path):
 
 
 STAGES = 3
-"""Of the run of these tests."""
+"""Stages of the run in these tests."""
 
 
 def run_folder(swarm: Swarm, name: str) -> Path:
@@ -64,7 +64,8 @@ def run_folder(swarm: Swarm, name: str) -> Path:
 
 
 def shared(swarm: Swarm, name: str) -> Counter[tuple[int, bool]]:
-    """How many blobs a member keeps shares of: by the round that names them, and whether they are of a state. Read beside it."""
+    """Return how many blobs a member stores shards of: by the round that names them, and whether they are of a state.
+    Reads beside the running member."""
     proofs = (run_folder(swarm, name) / "shares" / "proofs").glob("*.pb")
     return Counter(
         (share.round, share.state) for path in proofs for share in services.Shares.FromString(path.read_bytes()).shares
@@ -72,12 +73,12 @@ def shared(swarm: Swarm, name: str) -> Counter[tuple[int, bool]]:
 
 
 def counted(swarm: Swarm, name: str) -> dict[int, int]:
-    """How many each round counted, as a member's chain says."""
+    """Return how many clusters each round counted, by a member's chain."""
     return {row["round"]: row["counted"] for row in swarm.rounds(name) if row["round"]}
 
 
 def all_is_shared(swarm: Swarm, names: list[str]) -> bool:
-    """Whether each of them keeps a share of everything that its chain counted, and of the newest snapshot."""
+    """Return whether each of them stores a shard of everything that its chain counted, and of the newest snapshot."""
 
     def shares_all(name: str) -> bool:
         found, wanted = shared(swarm, name), counted(swarm, name)
@@ -113,7 +114,7 @@ def stop_where_all_is_shared(swarm: Swarm, names: list[str]) -> int:
 
 
 async def counted_blobs(link: str, home: Path, last: int) -> int:
-    """Have everything that these rounds counted, as who holds the join link has it: by digest; how many blobs that is."""
+    """Fetch everything that these rounds counted, by digest, as a reader with the join link; return the number of blobs."""
     found = set()
     with closing(DataDirectory(home)) as folder:
         async with open_reader(read_link(link), folder, lambda text: None) as reader:

@@ -1,7 +1,8 @@
-"""etcd as a store of several coordinators, through the JSON gateway that every member serves beside gRPC (3.4 and later).
+"""Client of etcd as a store of several coordinators, through the JSON gateway that every member serves beside gRPC (3.4
+and later).
 
-Members are asked one after the other: whoever does not answer in time is passed over, and what we sent it may have been applied.
-Secrets come by file: a user and its password, a client's certificate and key.
+The client asks members one after the other and skips a member that does not answer in time. That member may have
+applied the request. Secrets come from files: a user and its password, a client's certificate and key.
 """
 
 import asyncio
@@ -29,8 +30,8 @@ __all__ = ["Etcd", "EtcdPlace", "parse_store"]
 log = logging.getLogger(__name__)
 
 REQUEST_SECONDS = 1.0
-"""An answer takes milliseconds, and while etcd elects a leader none comes for about a second. A third of a lease: who keeps one
-asks three members in that time."""
+"""Seconds to wait for an answer. An answer takes milliseconds, and about a second while etcd elects a leader. A third of a
+lease: the owner of a lease asks three members in that time."""
 BYTES_PER_SECOND = 1 << 20
 """A slower line to a store would not carry the commits of a large run in time anyway."""
 ANSWER_BYTES = 16 << 20
@@ -56,12 +57,12 @@ HOST = re.compile(r"[A-Za-z0-9._:%-]+")
 
 @dataclass(frozen=True)
 class EtcdPlace:
-    """Where a store is, and how one gets in."""
+    """Address of a store, and its credentials."""
 
     endpoints: tuple[str, ...]
     """http(s)://HOST:PORT of its members."""
     prefix: str
-    """Of all our keys, `/` at neither end."""
+    """Prefix of all our keys, `/` at neither end."""
     files: StoreFiles = NO_FILES
 
     @property
@@ -140,7 +141,7 @@ class Etcd:
             except _TooMuchError:
                 if most <= 1:
                     raise
-                most = most // 4 or 1  # the gateway carries 4 MiB at once
+                most = most // 4 or 1  # the gateway carries 4 MiB in one answer
 
     async def apply(self, guards: Sequence[Guard], changes: Sequence[Change], otherwise: Sequence[str] = ()) -> Found:
         request = {
@@ -206,7 +207,7 @@ class _GoneError(StoreRefusedError):
 
 
 class _TooMuchError(StoreError):
-    """More than the gateway carries at once."""
+    """Answer larger than the gateway carries."""
 
 
 class _TokenError(StoreError):
@@ -293,7 +294,7 @@ async def read_at_most(stream: aiohttp.StreamReader, most: int) -> bytes:
 
 def _failure(endpoint: str, answer: dict[str, Any], logged_in: bool) -> StoreError | StoreRefusedError:
     error = answer["error"]
-    body = error if isinstance(error, dict) else answer  # a stream's error is an object of its own
+    body = error if isinstance(error, dict) else answer  # a stream's error is a separate object
     says = str(body.get("message") or error)[: limits.TEXT_CHARACTERS]
     code = next((each for each in (body.get("code"), body.get("grpc_code")) if isinstance(each, int) and each), 0)
     if code == UNAUTHENTICATED and logged_in:

@@ -1,4 +1,4 @@
-"""Members of a real etcd on free loopback ports, each a process and a folder of its own. Skips where the binary is absent."""
+"""Members of a real etcd on free loopback ports, each a process with a separate folder. Skips if the binary is absent."""
 
 import json
 import os
@@ -39,7 +39,7 @@ class EtcdMembers:
 
     @property
     def at(self) -> str:
-        """As `--store` names them."""
+        """Return the members as `--store` names them."""
         return ",".join(f"127.0.0.1:{port}" for port in self.clients)
 
     def start(self, number: int) -> None:
@@ -54,7 +54,7 @@ class EtcdMembers:
             self.processes[number] = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
 
     def wait(self) -> None:
-        """Until a member says that the cluster is healthy."""
+        """Wait until a member reports a healthy cluster."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < deadline:
             for port in self.clients:
@@ -72,7 +72,7 @@ class EtcdMembers:
             process.wait()
 
     def empty(self, prefix: str) -> None:
-        """All keys under it are gone, as in a store that was made anew."""
+        """Delete all keys under the prefix, as in a new store."""
         ends = {"key": f"{prefix}/", "range_end": f"{prefix}0"}
         raw = json.dumps({name: b64encode(key.encode()).decode() for name, key in ends.items()}).encode()
         with urllib.request.urlopen(f"http://127.0.0.1:{self.clients[-1]}/v3/kv/deleterange", raw, timeout=30) as answer:

@@ -1,4 +1,5 @@
-"""The store over etcd: real members where the binary is, beside the fake, by one script; and what is said of each failure."""
+"""Tests of the store over etcd: one script runs against real members, if the binary exists, and the fake; and tests of
+each failure's message."""
 
 import asyncio
 import datetime
@@ -158,8 +159,8 @@ async def test_largest_values_go_through_and_come_back_in_pages(store: Store):
 
 
 async def test_a_coordinator_takes_over_in_a_real_etcd(tmp_path: Path, member: EtcdMembers, monkeypatch: pytest.MonkeyPatch):
-    """The lease that nobody keeps ends by etcd's clock; who held it is refused."""
-    monkeypatch.setattr(shared_log, "LEASE_SECONDS", 15)  # a busy machine may keep who leads waiting for some
+    """Check that an unused lease ends by etcd's clock, and that its former owner is rejected."""
+    monkeypatch.setattr(shared_log, "LEASE_SECONDS", 15)  # a busy machine may delay the leader's lease
 
     def office(number: int) -> SharedLog:
         chain = ChainFile(tmp_path / f"{number}.db", RUN)
@@ -267,7 +268,7 @@ async def test_what_etcd_says_is_a_sentence(answer: object, kind: type[Exception
 
 async def test_a_member_that_hangs_is_passed_over(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(etcd, "REQUEST_SECONDS", 0.01)
-    with socket.create_server(("127.0.0.1", 0)) as hangs:  # the kernel takes connections; nobody reads them
+    with socket.create_server(("127.0.0.1", 0)) as hangs:  # the kernel accepts connections; no process reads them
         hangs.setblocking(False)
         store = Etcd(EtcdPlace((f"http://127.0.0.1:{hangs.getsockname()[1]}", "http://127.0.0.1:1"), "x"))
         for _ in range(2):

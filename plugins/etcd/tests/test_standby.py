@@ -1,4 +1,4 @@
-"""Three members of etcd, two coordinators, four nodes: each may be killed, or stand still and wake, while the run trains."""
+"""Three members of etcd, two coordinators, four nodes: each may be killed, or stopped and continued, while the run trains."""
 
 import signal
 import time
@@ -24,10 +24,10 @@ OFFICES = ("coordinator", "coordinator-2")
 class Offices(Swarm):
     etcd: EtcdMembers
     answer_seconds: ClassVar[float] = ANSWER_SECONDS
-    """Who leads may be stopped."""
+    """Seconds for an answer; the leader may be stopped."""
 
     def leader(self) -> str | None:
-        """Whoever says of itself that it leads, and answers."""
+        """Return the coordinator that answers and reports that it leads."""
         return next((name for name in OFFICES if self.status(name).get("role") == "coordinator"), None)
 
     def other(self, name: str) -> str:
@@ -45,14 +45,14 @@ class Offices(Swarm):
         return detail
 
     def comes_back(self, name: str) -> None:
-        """And stands by, as who leads goes on leading."""
+        """Restart a coordinator, and check that it is a standby while the leader continues to lead."""
         before = len(self.log(name))
         self.testnet.start(self.testnet.member(name))
         wait_for(lambda: "it stands by: " in self.log(name)[before:], "who comes back stands by")
         wait_for(self.one_leads, "one leads, the other stands by")
 
     def one_leads(self) -> bool:
-        """And the other stands by: which of them does may change while the machine is busy."""
+        """Check that one leads and the other is a standby: the leader may change while the machine is busy."""
         return bool(self.leader()) and any(self.stands_by(name) for name in OFFICES)
 
     def led(self) -> str:
@@ -138,7 +138,7 @@ def test_a_member_of_etcd_that_is_gone_costs_nobody_a_round(swarm: Offices, what
 
 @pytest.mark.thorough
 def test_a_store_that_lost_everything_costs_nobody_a_round(swarm: Offices):
-    """Also the count by which nodes tell who was elected last."""
+    """Check a store that lost everything, including the count by which nodes recognize the last elected leader."""
     leader = swarm.led()
     swarm.testnet.kill(swarm.testnet.member(leader), signal.SIGKILL)
     swarm.etcd.empty("runs")

@@ -1,4 +1,5 @@
-"""Where jobs and offers are announced and read: a DHT of all who take part in the market, which keep them for each other."""
+"""Board on which jobs and offers are announced and read: a DHT of all participants in the market, which store them for
+each other."""
 
 import asyncio
 import base64
@@ -22,33 +23,33 @@ __all__ = ["Board", "opened"]
 log = logging.getLogger(__name__)
 
 LIFE_SECONDS = 1800
-"""Of what we announce, after its last announcement …"""
+"""Lifetime of our listings after their last announcement."""
 AGAIN_SECONDS = 300.0
-"""… and how often it is announced: five may fail before it is gone."""
+"""Seconds between announcements: five may fail before a listing expires."""
 SOON_SECONDS = 2.0
-"""After one that nobody took."""
+"""Seconds after an announcement that no peer accepted."""
 CHILD = "dilocox_market.dht_child"
 """Module of our DHT process."""
 MEASURED_SECONDS = 600.0
-"""For all who are asked to measure our line."""
+"""Seconds for all peers that are asked to measure our bandwidth."""
 
 
 class Board:
     def __init__(self, dht: Dht, address: str) -> None:
         self._dht = dht
         self.address = address
-        """Multiaddr of our own node: where others may begin."""
+        """Multiaddr of our node, from which others may join the DHT."""
 
     async def announce(self, listing: Statement) -> bool:
-        """Whether another node keeps it. Raises LocalError while our node is not up."""
+        """Return whether another node stores it. Raises LocalError while our node is not up."""
         value = base64.b64encode(listing.envelope.SerializeToString()).decode()
         return bool((await self._dht.ask({"announce": value}))["ok"])
 
     async def announce_forever(
         self, identity: Identity, kind: pb.Kind, make: Callable[[int], pb.Job | pb.Offer], changed: asyncio.Event | None = None
     ) -> None:
-        """`make`: what is to be said until that Unix second; blocking. What nobody takes, or cannot be made (LocalError), is said
-        again soon, and what has `changed` at once."""
+        """Announce for ever. `make`: returns the message for a listing until that Unix second; blocking. If no peer
+        accepts it, or it cannot be made (LocalError), it is soon announced again; after `changed` at once."""
         changed, why = changed or asyncio.Event(), ""
         while True:
             taken = False
@@ -67,7 +68,8 @@ class Board:
             changed.clear()
 
     async def measured(self) -> list[pb.Envelope]:
-        """What others measure of our line now: some MiB each way, several times. Raises LocalError while our node is not up."""
+        """Return the bandwidth that others measure now: some MiB each way, several times. Raises LocalError while our node
+        is not up."""
         lines = (await self._dht.ask({"measure": True}, MEASURED_SECONDS))["lines"]
         return [pb.Envelope.FromString(base64.b64decode(line)) for line in lines]
 

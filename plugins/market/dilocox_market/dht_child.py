@@ -1,4 +1,4 @@
-"""The DHT process of the market: dilocox.transport.dht_child with jobs, offers and measured lines in place of peer records.
+"""DHT process of the market: dilocox.transport.dht_child with jobs, offers and measured bandwidths in place of peer records.
 
 request    {"id": 1, "announce": BASE64}    {"id": 2, "list": KIND}                   {"id": 3, "measure": true}
 reply      {"id": 1, "ok": true}            {"id": 2, "listings": [BASE64, …]}        {"id": 3, "lines": [BASE64, …]}
@@ -37,7 +37,7 @@ __all__ = ["LineMeter", "ListingValidator", "Listings"]
 
 LINE_PROTOCOL = "dilocox/market/line/1"
 MEASURE_SECONDS = 60.0
-"""For one peer to measure a line: 256 KiB both ways at 64 kbit/s."""
+"""Seconds for one peer to measure bandwidth: 256 KiB both ways at 64 kbit/s."""
 LINES_AN_HOUR = 12
 """Lines that we measure for others, of 21 MiB at most; each peer once."""
 ASKED = 8
@@ -49,7 +49,7 @@ class ListingValidator(RecordValidatorBase):
 
     def __init__(self) -> None:
         self._kept: dict[int, dict[str, tuple[float, int]]] = {kind: {} for kind in listings.KINDS}
-        """By kind and peer: when it expires, and its bytes."""
+        """Expiry and bytes, by kind and peer."""
 
     def validate(self, record: DHTRecord) -> bool:
         try:
@@ -84,7 +84,7 @@ class LineMeter:
         self._identity = identity
         self._busy = False
         self._since: dict[str, float] = {}
-        """By peer: when it was measured, by the monotonic clock."""
+        """Time of the last measurement by peer, by the monotonic clock."""
 
     async def serve(self, peer: str, reader: StreamReader, writer: StreamWriter) -> None:
         """Measure a peer's line. A peer that asks too often, or while another is measured, gets no answer."""
@@ -127,7 +127,7 @@ class Listings:
         )
 
     def know(self, peers: list[str]) -> None:
-        """The market knows nobody in advance."""
+        """Ignore the peers: the market has no known peers in advance."""
 
     async def answer(self, here: Here, request: dict[str, Any]) -> dict[str, Any]:
         if announced := request.get("announce"):
@@ -141,7 +141,7 @@ class Listings:
 
 
 async def _listings(node: DHTNode, kind: int) -> list[bytes]:
-    """Return what all buckets hold; at most so many, drawn by chance where there are more."""
+    """Return the listings of all buckets; a random choice up to the maximum if there are more."""
     keys = [listings.key_of(kind, bucket) for bucket in range(listings.BUCKETS)]
     found = await node.get_many(keys, sufficient_expiration_time=float("inf"))
     by_key = [each.value for each in found.values() if each is not None and isinstance(each.value, dict)]

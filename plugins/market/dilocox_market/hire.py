@@ -33,14 +33,14 @@ __all__ = ["Offered", "attested", "hire", "line_of", "with_allowed"]
 
 @dataclass(frozen=True)
 class Offered:
-    """An offer, and what of it holds."""
+    """Offer with its verified parts."""
 
     peer: str
     body: pb.Offer
     lines: Sequence[Statement[pb.Line]]
-    """What others measured of its line."""
+    """Bandwidth that others measured."""
     attested: str
-    """Kind of its evidence, where that holds."""
+    """Kind of its evidence, if valid."""
     lacks: str
     """Why the run has no use for the machine; empty: it has."""
 
@@ -87,7 +87,7 @@ def _looked_at(listing: Statement[pb.Offer], manifest: Manifest) -> Offered:
 
 
 def attested(listing: Statement[pb.Offer]) -> str:
-    """Kind of an offer's evidence, where it holds for its signer and this very offer; else nothing."""
+    """Return the kind of an offer's evidence, if it is valid for its signer and this offer; otherwise an empty text."""
     body = listing.body
     if not body.HasField("evidence"):
         return ""
@@ -129,7 +129,7 @@ def _offer_row(each: Offered) -> list[str]:
 
 
 def line_of(each: Offered) -> str:
-    """In Mbit/s, as others measured it, or else as it says."""
+    """Return the bandwidth in Mbit/s, as others measured it, or else as it claims."""
     if each.lines:
         upload, download = middle_line(each.lines)
         return f"{upload / 1e6:,.0f} up, {download / 1e6:,.0f} down, measured by {len(each.lines)}"
@@ -193,7 +193,7 @@ def with_allowed(text: str, peers: Iterable[str]) -> str:
 
 
 def _with_admission(text: str, allow: Iterable[str]) -> str:
-    """As run files are written; what comes out of any other is to be looked at."""
+    """Return a run file's text with the admission added, for the usual format; check the result for any other format."""
     text = text if text.endswith("\n") else f"{text}\n"
     lines = 'policy = "allow-list"\nallow = [\n' + "".join(f'  "{peer}",\n' for peer in allow) + "]\n"
     section = re.search(r"^\[admission\][^\n]*\n(.*?)(?=^\[|\Z)", text, re.M | re.S)

@@ -1,11 +1,11 @@
-"""How fast a peer's line is, measured by another over a stream between both.
+"""Measurement of a peer's bandwidth by another peer, over a stream between both.
 
-    who measures   U, bytes, seed      who is measured   so many bytes, which only the seed says: none was on its way before
-    who measures   D, bytes, …, bytes  who is measured   their SHA-256, which nobody knows who has not had them all
-    who measures   E, bytes, answer    that is all
+    measuring peer   U, bytes, seed      measured peer   so many bytes, which follow from the seed: none was sent before it
+    measuring peer   D, bytes, …, bytes  measured peer   their SHA-256, which only a receiver of all of them knows
+    measuring peer   E, bytes, answer    end
 
-Each way begins with little, and sends more until it takes long enough. Rates are what came through, first round trip and slow
-start with it: a line is that fast, at least.
+Each direction begins with few bytes, and sends more until it takes long enough. Rates are the bytes that arrived over all seconds,
+with first round trip and slow start: they are a lower bound of the bandwidth.
 """
 
 import struct
@@ -24,10 +24,10 @@ from dilocox.protocol.pb import messages_pb2 as pb
 __all__ = ["DOWNLOAD", "FEWEST", "MOST", "TRANSFERS", "UPLOAD", "answer", "measure", "measured"]
 
 FEWEST, MOST = 128 * limits.KIB, 8 * limits.MIB
-"""Bytes one way at a time: four times as many until it takes …"""
+"""Bytes one way at a time: four times as many until it takes long enough."""
 LONG_SECONDS = 0.5
 TRANSFERS = 16
-"""More than both ways ever are."""
+"""Limit of transfers, above any real need."""
 CHUNK = 64 * limits.KIB
 _ORDER = struct.Struct(">cI32s")
 UPLOAD, DOWNLOAD, END = b"U", b"D", b"E"
@@ -59,7 +59,7 @@ async def measure(reader: StreamReader, writer: StreamWriter) -> tuple[int, int]
 
 
 async def answer(writer: StreamWriter, data: bytes) -> None:
-    """What who was measured gets for it; at most `limits.LINE_BYTES` and a signature."""
+    """Write the measured peer's response: at most `limits.LINE_BYTES` and a signature."""
     writer.write(_ORDER.pack(END, len(data), bytes(32)) + data)
     await writer.drain()
 
@@ -101,7 +101,7 @@ async def _rate(transfer: Callable[[int], Awaitable[None]]) -> int:
 
 
 def _stream(seed: bytes, size: int) -> Iterator[bytes]:
-    """Bytes that nobody knows before the seed, and that cost next to nothing to make."""
+    """Yield bytes that no peer knows before the seed, and that take almost no time to make."""
     cipher = Cipher(algorithms.AES(seed), modes.CTR(bytes(16))).encryptor()
     for start in range(0, size, CHUNK):
         yield cipher.update(bytes(min(CHUNK, size - start)))

@@ -1,10 +1,11 @@
-"""The market: runs that look for machines, and machines for hire, as signed statements in a DHT of its own.
+"""Listings of the market: runs that look for machines, and machines for hire, as signed statements in a separate DHT.
 
     key      dilocox/market/KIND/BUCKET, so many buckets for each kind
     subkey   the signer's peer id: each has one job, and one offer; the one that expires last counts
     signed   for MARKET in place of a run's id: nothing that a run signed means anything here, nor the other way round
 
-Who keeps them for others checks what is checked here, and keeps a number of each kind: whoever comes first, until it expires.
+Peers that store listings for others apply these checks, and store a limited number of each kind: the first to arrive
+stay until they expire.
 """
 
 import struct
@@ -38,14 +39,14 @@ MARKET = sha256(b"dilocox-market-v1")
 LINE_SECONDS = 24 * 3600
 """A measurement of a line counts for so long."""
 LISTING_SECONDS = 2 * 3600
-"""Longest life of a job or an offer: a peer that is gone disappears with it."""
+"""Longest life of a job or an offer: the listing of an absent peer expires with it."""
 LISTINGS = 512
-"""Jobs, and as many offers, that one peer of the market stores for others, and that one reader looks at."""
+"""Jobs, and as many offers, that one peer of the market stores for others, and that one reader reads."""
 LISTINGS_BYTES = 3 * limits.MIB
-"""Jobs, and as much of offers, that one peer stores: libp2p carries 4 MiB in an answer, and drops a larger one."""
+"""Bytes of jobs, and as much of offers, that one peer stores: libp2p carries 4 MiB in an answer, and drops a larger one."""
 KINDS = (pb.KIND_JOB, pb.KIND_OFFER)
 BUCKETS = 16
-"""Keys of a kind: each is kept by other peers, and is a listing of its own to ask for."""
+"""Keys of a kind: different peers store each, and each is a separate listing."""
 
 
 def key_of(kind: int, bucket: int) -> str:
@@ -57,7 +58,7 @@ def bucket_of(peer: str) -> int:
 
 
 def place_of(listing: Statement) -> str:
-    """The key under which it lies."""
+    """Return the key under which it is stored."""
     return key_of(listing.kind, bucket_of(listing.peer))
 
 
@@ -85,7 +86,7 @@ def manifest_of(job: pb.Job, signer: str) -> Manifest:
 
 
 def open_line(envelope: pb.Envelope, peer: str, now: float) -> Statement[pb.Line]:
-    """What another measured of a peer's line. Raises RemoteError where it does not count at `now`, Unix seconds."""
+    """Return the bandwidth that another peer measured. Raises RemoteError if it does not count at `now`, Unix seconds."""
     line = open_envelope(envelope, MARKET, (pb.KIND_LINE,))
     if line.peer == peer or line.body.peer != peer:
         raise RemoteError(pb.REASON_MALFORMED, "it is not another's word on this peer's line")
@@ -95,7 +96,7 @@ def open_line(envelope: pb.Envelope, peer: str, now: float) -> Statement[pb.Line
 
 
 def lines_of(offer: Statement[pb.Offer], now: float) -> list[Statement[pb.Line]]:
-    """What others measured of an offer's line, one of each: those that count."""
+    """Return the valid measurements of an offer's bandwidth, one of each peer."""
     found: dict[str, Statement[pb.Line]] = {}
     for envelope in offer.body.lines:
         with suppress(RemoteError):
@@ -112,5 +113,6 @@ def middle_line(lines: Sequence[Statement[pb.Line]]) -> tuple[int, int]:
 
 
 def nonce_of(expires_at: int) -> bytes:
-    """Of an offer's evidence: it was made for this offer, which does not live long, and for no older one."""
+    """Return the nonce of an offer's evidence: it proves that the evidence was made for this short-lived offer, and for no
+    older one."""
     return sha256(b"dilocox-offer", struct.pack(">Q", expires_at))

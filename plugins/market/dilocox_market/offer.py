@@ -36,13 +36,13 @@ __all__ = ["invitations", "offer", "offered", "prover"]
 log = logging.getLogger(__name__)
 
 INVITED_SECONDS = 60.0
-"""Between two looks for a run that asks for this machine by name."""
+"""Seconds between two checks for a run that asks for this machine by name."""
 MEASURED_SECONDS, UNMEASURED_SECONDS = 8 * 3600.0, 300.0
-"""Between two measurements of its line; after one for which nobody was there."""
+"""Seconds between two measurements of its bandwidth; the second after one without a peer."""
 MOST = (1 << 64) - 1
-"""That the wire has room for."""
+"""Largest number that the wire allows."""
 UP_SECONDS = 1.0
-"""Between two looks for our node while it begins."""
+"""Seconds between two checks for our node while it starts."""
 
 Made = Callable[[int, Sequence[pb.Envelope]], pb.Offer]
 """An offer until that Unix second, with what others measured of its line."""
@@ -101,7 +101,7 @@ def offer(
             said.evidence.CopyFrom(proves(nonce_of(until)))
         return said
 
-    made(0, ())  # what is wrong with it is said before it is offered
+    made(0, ())  # report its faults before it is offered
     console.print(f"{identity.peer} is offered until Ctrl-C", highlight=False)
     asyncio.run(offered(market or (), market_port or 0, host, identity, folder, made, measure))
 
@@ -127,7 +127,7 @@ def prover(identity: Identity, simulated: Path | None) -> Callable[[bytes], pb.B
 async def offered(
     market: Sequence[str], port: int, host: str, identity: Identity, home: Path, made: Made, measure: bool
 ) -> None:
-    """For ever. `home`: where the identity lies; `measure`: whether others are to measure its line."""
+    """Offer the machine for ever. `home`: folder of the identity; `measure`: whether others are to measure its bandwidth."""
     lines: list[pb.Envelope] = []
     measured = asyncio.Event()
 
@@ -148,7 +148,8 @@ async def offered(
 
 
 async def _keep_measured(board: "Board", lines: list[pb.Envelope], measured: asyncio.Event) -> None:
-    """`lines`: what is announced; `measured`: set where they changed. What was measured stays until it is again."""
+    """Measure repeatedly. `lines`: the announced measurements; `measured`: set when they changed. A measurement stays
+    until the next one."""
     while True:
         try:
             found = await board.measured()

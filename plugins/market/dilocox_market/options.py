@@ -1,5 +1,5 @@
-"""What the verbs of the market share: where it is, and how long somebody looks for it. Runs that look for machines, and machines
-that may be had, are no part of any run: docs/around.md."""
+"""Options that the verbs of the market share: its address, and the time for a search. Runs that look for machines, and
+machines for hire, are no part of any run: docs/around.md."""
 
 import asyncio
 import logging
@@ -48,7 +48,7 @@ def check_addresses(market: Sequence[str]) -> None:
 async def opened_board(
     market: Sequence[str], host: str | None = None, identity: Identity | None = None, port: int = 0, home: Path | None = None
 ) -> AsyncIterator["Board"]:
-    """As the board's own. `identity`: None: one that is forgotten. `home`: where it lies. Raises ConfigError."""
+    """Open a board with these options. `identity`: None: a temporary one. `home`: its folder. Raises ConfigError."""
     from dilocox_market import board
 
     check_addresses(market)
@@ -57,7 +57,7 @@ async def opened_board(
 
 
 async def listed(board: "Board", kind: pb.Kind, patience: float) -> list[Statement]:
-    """As soon as there are some; nothing where none was found for so long."""
+    """Return the listings as soon as there are some; empty at the end of patience."""
     found: list[Statement] = []
     try:
         async with asyncio.timeout(patience):

@@ -51,7 +51,7 @@ ORDER = struct.Struct(">cI32s")
 
 
 async def orders(reader: StreamReader, writer: StreamWriter) -> list[tuple[bytes, int]]:
-    """What it is asked for, as it answers."""
+    """Return the requests received, with answers that follow the protocol."""
     seen = list[tuple[bytes, int]]()
     with contextlib.suppress(asyncio.IncompleteReadError):
         while True:
@@ -85,7 +85,7 @@ async def cheat_upload(reader: StreamReader, writer: StreamWriter) -> None:
 
 
 async def cheat_download(reader: StreamReader, writer: StreamWriter) -> None:
-    """It says that all came before all has."""
+    """Answer that all bytes arrived before they did."""
     while True:
         order, size, seed = ORDER.unpack(await reader.readexactly(ORDER.size))
         if order == line.DOWNLOAD:

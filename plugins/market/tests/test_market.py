@@ -120,7 +120,7 @@ def test_signers_are_spread_over_buckets():
     assert place_of(job()) == key_of(pb.KIND_JOB, bucket_of(ME.peer)) != place_of(offer())
 
 
-# What a node of the market keeps for others
+# Listings that a node of the market stores for others
 
 
 def record(listing: Statement, key: str = "", subkey: str = "", lives: float | None = None) -> DHTRecord:
@@ -181,7 +181,7 @@ def test_the_most_that_is_kept_of_a_kind_fits_libp2ps_answer():
     assert limits.JOB_BYTES < listings.LISTINGS_BYTES <= DEFAULT_MAX_MSG_SIZE * 7 // 8, "keys and addresses come with it"
 
 
-# What an offer's evidence is worth
+# Checks of an offer's evidence
 
 
 def proved(signer=ME, run=MARKET, nonce: bytes | None = None) -> Statement:
@@ -281,7 +281,7 @@ async def test_what_ends_an_offer_is_said_as_it_is(tmp_path: Path):
         await offered((), 0, "127.0.0.1", ME, tmp_path, made, False)
 
 
-# What others measured of a line
+# Bandwidth that others measured
 
 
 def line(signer=OTHER, run=MARKET, **changes: object) -> pb.Envelope:
@@ -326,7 +326,7 @@ def test_who_hires_sees_what_was_measured_or_else_what_is_said():
     assert line_of(Offered(ME.peer, offer().body, [], "", "")) == ""
 
 
-# Whom a run admits
+# Admission to a run
 
 
 RUN_FILE = '[run]\nname = "r"\nowner = "' + "00" * 32 + '"\n'

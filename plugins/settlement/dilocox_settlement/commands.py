@@ -61,7 +61,8 @@ class Ran:
 
 
 def read_run(home: Path | None, join: str | None) -> Ran:
-    """Raises ConfigError where there is not one run that settles; RemoteError where its chain does not hold."""
+    """Return the only run that settles. Raises ConfigError if there is not exactly one; RemoteError if its chain is
+    invalid."""
 
     async def nothing(_: Any) -> int:
         return 0

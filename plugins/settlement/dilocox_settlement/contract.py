@@ -1,4 +1,4 @@
-"""The contract, as it is called. What it does is in settlement.vy."""
+"""Calls of the contract in settlement.vy."""
 
 import json
 from collections.abc import Callable
@@ -41,7 +41,7 @@ class Root(NamedTuple):
 
 @dataclass(frozen=True)
 class Prepared:
-    """A transaction that the chain says it would take."""
+    """Transaction that the chain reports as acceptable."""
 
     transaction: dict[str, Any]
 
@@ -58,7 +58,7 @@ class Contract:
     chain_id: int
 
     def read(self, name: str, *arguments: Any) -> Any:
-        """What a view says: a value, or for several a tuple. Raises LocalError."""
+        """Return a view's result: a value, or for several a tuple. Raises LocalError."""
         data = call_data(name, *arguments)
         raw = self.rpc("eth_call", [{"to": to_checksum_address(self.address), "data": data}, "latest"])
         try:
@@ -76,7 +76,7 @@ class Contract:
         return prepare(self.rpc, self.chain_id, sender, call_data(name, *arguments), value, to=self.address)
 
     def pending(self) -> Root:
-        """The root that was posted last, until it is vetoed or somebody's call finds its window over."""
+        """Return the last posted root, until a veto, or until a call after its window."""
         return Root(*self.read("pending"))
 
 
@@ -114,7 +114,8 @@ def prepare(rpc: Rpc, chain_id: int, sender: str, data: str, value: int, to: str
 
 
 def deployment(*arguments: Any) -> str:
-    """The data of the transaction that makes a contract, whose address its receipt says; arguments as the source has them."""
+    """Return the data of the transaction that creates a contract, whose address its receipt has; arguments as in the
+    source."""
     makes = next(entry for entry in artifact()["abi"] if entry["type"] == "constructor")
     return artifact()["bytecode"] + encode([_type(each) for each in makes["inputs"]], arguments).hex()
 
@@ -129,7 +130,7 @@ def _entry(name: str) -> dict[str, Any]:
 
 
 def _type(field: dict[str, Any]) -> str:
-    """As signatures write it: of a struct its fields'."""
+    """Return the type as in signatures: for a struct the types of its fields."""
     if not field["type"].startswith("tuple"):
         return field["type"]
     return f"({','.join(_type(each) for each in field['components'])}){field['type'][5:]}"

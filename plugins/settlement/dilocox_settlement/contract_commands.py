@@ -121,5 +121,6 @@ def fund(
 
 @app.command()
 def refund(rpc: RpcOption, key: KeyOption, home: HomeOption = None, join: ReadOption = None, send: SendOption = False) -> None:
-    """Take back what nobody can claim any more: after the run's last root held, or when the contract has closed."""
+    """Take back the funds that no account can claim any more: after the run's last root was valid, or when the contract
+    has closed."""
     act_on(read_run(home, join).contract(rpc), key, send, "take back what is left", "refund")

@@ -1,4 +1,4 @@
-"""What a run's chain of commits says to a contract. Pure."""
+"""Data for a contract, from a run's chain of commits. Pure."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -48,7 +48,7 @@ def merits_of(commit: pb.Commit) -> Mapping[bytes, int]:
 
 
 def posted(commit: Statement[pb.Commit]) -> Posted:
-    """Of a verified commit of a run that settles."""
+    """Return the data to post for a verified commit of a run that settles."""
     body = commit.body
     total = sum(merits_of(body).values())
     return Posted(body.merit_root, total, body.round, commit.digest, body.closing)
@@ -61,8 +61,8 @@ def claim_of(commit: pb.Commit, account: bytes) -> Claim:
 
 
 def equivocations(commits: Sequence[Statement[pb.Commit]]) -> list[Evidence]:
-    """What verified commits prove, oldest first: two contributions, or two receipts, of one cluster for one round. Claims, layouts,
-    reports and what is said again unchanged prove nothing here."""
+    """Return the equivocations that verified commits prove, oldest first: two contributions, or two votes, of one cluster
+    for one round. Claims, layouts, reports and unchanged repetitions prove nothing here."""
     found = []
     for before, commit in pairwise(commits):
         accounts = {member.cluster: member.account for member in before.body.roster}

@@ -13,18 +13,18 @@ from dilocox.protocol.errors import ConfigError, LocalError
 __all__ = ["HttpRpc", "Rpc"]
 
 SECONDS = 30.0
-"""For one answer."""
+"""Seconds for one answer."""
 LARGEST_ANSWER_BYTES = 1 << 20
 """A receipt with its events is about 2 KiB."""
 
 
 class Rpc(Protocol):
     def __call__(self, method: str, parameters: Sequence[Any]) -> Any:
-        """The result. Raises LocalError with what the chain, or the line, says instead."""
+        """Return the result. Raises LocalError with the error of the chain, or of the connection."""
 
 
 class HttpRpc:
-    """Of a node of the chain. It learns what is asked and sent, and may lie about the chain; it sees no key."""
+    """RPC of a node of the chain. The node learns all calls, and may report a false chain; it receives no key."""
 
     def __init__(self, url: str) -> None:
         if not url.startswith(("http://", "https://")):

@@ -1,4 +1,4 @@
-"""An EVM in this process, asked as a node of a chain is: the contract's own code runs."""
+"""EVM in this process with the interface of a chain's node: the contract's own code runs."""
 
 import json
 import threading
@@ -34,7 +34,7 @@ class EvmRpc:
         self.tester.mine_block()  # what is read is read at the newest block
 
     def account(self, number: int) -> LocalAccount:
-        """With a hundred ether."""
+        """Return an account with a hundred ether."""
         key = Account.from_key((1000 + number).to_bytes(32, "big"))
         if not self.tester.get_balance(key.address):
             rich = self.tester.get_accounts()[0]
@@ -102,7 +102,7 @@ def served(rpc: EvmRpc) -> Iterator[str]:
 
         def log_message(self, *arguments: object) -> None: ...
 
-    server = TCPServer(("127.0.0.1", 0), Handler)  # http.server's would look up its own name first
+    server = TCPServer(("127.0.0.1", 0), Handler)  # http.server's class would first resolve its name
     serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     serving.start()
     try:

@@ -1,4 +1,4 @@
-"""A run settles on a chain in this process: the contract's own bytecode, and the product's own calls of it."""
+"""Tests of a run that settles on a chain in this process: the contract's own bytecode, and the product's calls of it."""
 
 import importlib.util
 import json
@@ -55,7 +55,7 @@ class Settling:
         return merits_of(self.table.head)[bytes.fromhex(self.peers[number].address[2:])]
 
     def claim(self, number: int) -> int:
-        """By somebody else: it goes to the account all the same."""
+        """Claim by another sender: the account is paid all the same."""
         account = bytes.fromhex(self.peers[number].address[2:])
         return act(self.contract, self.sponsor, "claim", *claim_of(self.table.commits[-1].body, account))
 
@@ -200,7 +200,7 @@ def test_a_key_file_is_its_users_alone_and_never_overwritten(tmp_path):
 
 @pytest.mark.parametrize("module", ["dilocox_settlement.keys", "dilocox_settlement.contract"])
 def test_json_that_nests_deep_is_still_an_error_and_no_end(module: str):
-    """Libraries of it allow 100,000 frames when they are imported, and the stack has room for fewer."""
+    """Check deep JSON: some libraries allow 100,000 frames at import, and the stack has space for fewer."""
     code = f"import sys; before = sys.getrecursionlimit(); import {module}; assert sys.getrecursionlimit() == before"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])
     assert sys.getrecursionlimit() < 10_000, "nor do the tests' libraries change it for other tests (conftest.py)"

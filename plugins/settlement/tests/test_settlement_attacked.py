@@ -97,7 +97,8 @@ def test_who_is_paid_cannot_be_paid_once_more_meanwhile(again: str):
 
 
 def test_who_is_paid_cannot_have_a_stake_that_leaves_before_it_can_be_slashed():
-    """Else an equivocator keeps a stake whose delay is over, is paid by it, and takes it back once it sees the slash coming."""
+    """Check that a paid account has no stake past its delay. Otherwise an equivocator is paid with it, and withdraws it
+    when it sees the slash coming."""
     run = Settling()
     run.table.train(2)
     peer = run.peers[0]
@@ -181,7 +182,8 @@ def test_a_contract_whose_roots_hold_at_once_is_not_made():
 
 
 def test_whoever_has_the_coordinators_key_is_paid_nothing_while_the_arbiter_looks():
-    """It can keep others from being paid as long, which the sponsor gets back in the end."""
+    """Check that the arbiter can stop the key's thief. The thief can delay payments of others as long; the sponsor gets
+    them back in the end."""
     run = Settling()
     thief = bytes.fromhex(run.peers[1].address[2:])
     for _ in range(3):

@@ -23,7 +23,7 @@ PEERS = 3
 
 @dataclass
 class Model:
-    """What is right: wei by place. A call that is refused raises."""
+    """Model of the right amounts: wei by account. A rejected call raises."""
 
     funded: int = POOL
     refunded: int = 0

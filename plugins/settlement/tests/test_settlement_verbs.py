@@ -25,7 +25,7 @@ from tests.helpers import COORDINATOR, Table, digest, dilocox, manifest
 
 @dataclass
 class Desk:
-    """Who says verbs, in the folder of a daemon that has the run's chain."""
+    """Runner of verbs, in the folder of a daemon that has the run's chain."""
 
     folder: Path
     settling: Settling

@@ -1,4 +1,4 @@
-"""X.509 the way vendors use it: chains in any order and encoding, each link checked for names, signature and validity."""
+"""X.509 as vendors use it: chains in any order and encoding, each link checked for names, signature and validity."""
 
 import warnings
 from collections.abc import Iterable, Sequence

@@ -55,7 +55,7 @@ class SevSnp(Guest):
 
 
 class Nvidia:
-    """GPUs. Their evidence stands in a guest's."""
+    """GPUs, whose evidence is part of a guest's."""
 
     def verify(self, evidence: Evidence, now: int, terms: Terms) -> GpuClaims:
         return nvidia.verify(evidence, now, terms.nonce)

@@ -1,8 +1,9 @@
-"""NVIDIA Hopper and Blackwell GPUs: SPDM 1.1 measurement reports (DMTF DSP0274), request and response as the driver returns them.
+"""NVIDIA Hopper and Blackwell GPUs: SPDM 1.1 measurement reports (DMTF DSP0274), request and response as the driver
+returns them.
 
-The signature is ECDSA P-384 over request ‖ response without signature; the leaf certificate's firmware id (FWID, TCG DICE) must be
-the report's. Whether measurements are good is the operator's allow-list to say, by driver and VBIOS: NVIDIA's own reference values
-need its service. Revocation is not checked offline, and the claims say so.
+The signature is ECDSA P-384 over request ‖ response without signature. The leaf certificate's firmware id (FWID, TCG
+DICE) must be the report's. The operator's allow-list decides which measurements are good, by driver and VBIOS: NVIDIA's
+reference values need its service. Revocation is not checked offline, and the claims report this.
 """
 
 import struct
@@ -66,7 +67,7 @@ def verify(evidence: Evidence, now: int, nonce: bytes | None = None, root: str =
     cursor.take(2)
     blocks = cursor.number(1)
     measurements = _measurements(cursor.take(cursor.number(3)), blocks)
-    cursor.take(32)  # the responder's own nonce
+    cursor.take(32)  # the responder's nonce
     opaque = _opaque(cursor.take(cursor.number(2)))
     signed = evidence.blob[: cursor.at]
     signature = cursor.take(SIGNATURE_BYTES)

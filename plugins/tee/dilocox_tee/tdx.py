@@ -40,7 +40,7 @@ _MESSAGES = {
     "mismatch": Code.SIGNATURE,
     "cert": Code.CHAIN,
 }
-"""What dcap-qvl's sentences speak of, in the order in which they are tried."""
+"""Words of dcap-qvl's sentences with their codes, in the order in which they are tried."""
 
 
 @deny_unexpected
@@ -69,7 +69,8 @@ def verify(evidence: Evidence, now: int, statuses: Sequence[str] = ("UpToDate",)
 
 
 def _listed_as_revoked(blob: bytes, collateral: Any) -> bool:
-    """Why a chain failed, for the code alone: the library says no more than that it did."""
+    """Return whether the blob is listed as revoked, to choose the code only: the library reports a failed chain without a
+    reason."""
     try:
         serials = {c.serial_number for c in load_certificates([dcap_qvl.Quote.parse(blob).cert_chain_pem_bytes() or b""])}
         lists = [x509.load_der_x509_crl(raw) for raw in (collateral.pck_crl, collateral.root_ca_crl)]

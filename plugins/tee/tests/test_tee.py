@@ -1,4 +1,4 @@
-"""Hardware evidence: public samples, and synthetic vendors with everything wrong that samples cannot show."""
+"""Tests of hardware evidence: public samples, and synthetic vendors for every fault that samples cannot have."""
 
 import json
 import os
@@ -145,7 +145,7 @@ def test_amd_reports_of_the_wrong_length_or_chain_are_refused():
 
 
 def test_a_certificates_names_write_nothing_into_logs_commits_and_terminals():
-    """Anybody can send some: what is wrong with them is told, and goes into the next commit."""
+    """Check hostile names: any peer can send some, and their error text goes into logs and the next commit."""
     amd = Amd(product="\x1b[2J\n12:00:00 all is well \u202e")
     with pytest.raises(AttestationError) as refused:
         snp.verify(amd.evidence(), NOW)
@@ -190,7 +190,7 @@ def test_intel_quotes_that_are_cut_swapped_or_from_another_root_are_refused():
         with pytest.raises(AttestationError):
             tdx.verify(replace(good, collateral=collateral), NOW, root=intel.root_der)
     with pytest.raises(AttestationError):
-        tdx.verify(good, NOW)  # Intel's own root
+        tdx.verify(good, NOW)  # the root certificate of Intel
 
 
 def test_intel_fields_come_from_the_verified_quote():

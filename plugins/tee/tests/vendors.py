@@ -59,7 +59,7 @@ def certificate(
 
 @cache
 def root_certificate(common: str, key: Any) -> x509.Certificate:
-    """Made once: its fingerprint is what verifiers pin."""
+    """Return the root certificate, made once: verifiers pin its fingerprint."""
     return certificate(common, key, common, key, ca=True)
 
 

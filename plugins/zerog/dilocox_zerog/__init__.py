@@ -1,2 +1,2 @@
-"""0G's networks as places for what a run keeps: storage for its archive, data availability for its commits. Adapters: what comes
-back from there is hashed and verified as if a stranger sent it."""
+"""0G's networks as stores of a run: storage for its archive, data availability for its commits. These are adapters:
+downloads are hashed and verified like those of an unknown peer."""

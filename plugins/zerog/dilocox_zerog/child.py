@@ -19,7 +19,7 @@ UPLOAD = {"tags": b"\x00", "finalityRequired": True, "taskSize": 10, "expectedRe
 
 
 def _segment_root(segment: bytes, empty_chunks_padded: int = 0) -> str:
-    """As the SDK's, of whole segments: twice as fast."""
+    """Return the SDK's root of a whole segment, twice as fast."""
     assert not empty_chunks_padded, "only kept for its old callers"
     return f"0x{segment_root(segment).hex()}"
 

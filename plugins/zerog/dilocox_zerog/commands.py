@@ -61,8 +61,8 @@ def store(
     archive_key: ArchiveKeyOption = None,
     send: SendOption = False,
 ) -> None:
-    """Store what an archive holds that is not stored yet; the root that it prints is all that `restore` needs. The account of --key
-    pays. A sealed archive stays sealed."""
+    """Store the objects of an archive that are not stored yet; `restore` needs only the root that it prints. The account
+    of --key pays. A sealed archive stays sealed."""
     _need_sdk()
     from dilocox_zerog.network import Network
     from dilocox_zerog.record import write_record
@@ -112,7 +112,7 @@ def _store(
 
 
 def _stored(path: Path, run_id: bytes) -> "Stored":
-    """Of an archive's run. Raises ConfigError where the record is none, or another run's."""
+    """Return the record of an archive's run. Raises ConfigError if it is invalid, or another run's."""
     from dilocox_zerog.record import read_record
     from dilocox_zerog.volume import Stored
 
@@ -130,7 +130,8 @@ def restore(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder: the archive.")],
     indexer: IndexerOption,
 ) -> None:
-    """Have an archive again. Anybody may, nothing is paid. Who reads it then (`verify --archive`, `node --archive`) verifies it."""
+    """Restore an archive. Any account may do it without payment. A later reader (`verify --archive`, `node --archive`)
+    verifies it."""
     _need_sdk()
     from dilocox_zerog.network import Network
 
@@ -154,7 +155,7 @@ def _root(text: str) -> bytes:
 
 
 def _restore(network: "Network", root: bytes, folder: Path, bar: Working) -> None:
-    """The last volume first: what it holds is the newest of each. Raises RemoteError."""
+    """Restore from the last volume back, because it has the newest of each object. Raises RemoteError."""
     from dilocox_zerog.volume import fill, read_header
 
     wanted: bytes | None = root
@@ -255,7 +256,7 @@ def retrieve(
 
 
 async def _retrieve(disperser: "Disperser", record: "Dispersed", folder: DataDirectory, bar: Working) -> None:
-    """Raises RemoteError where what comes is something else, or does not hold."""
+    """Retrieve the blobs. Raises RemoteError if a download differs, or is invalid."""
     from dilocox_zerog.dispersed import envelopes
 
     run_id = bytes.fromhex(record.run)

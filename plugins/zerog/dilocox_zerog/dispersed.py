@@ -1,6 +1,6 @@
-"""What of a run's chain was dispersed, and where: a record of batches, each some commits in one blob, the first behind the run's
-signed manifest. Who has the record and the run's id needs nobody's word: what comes back has the digests in it, and is verified as
-any chain is."""
+"""Record of the dispersed part of a run's chain: batches, each with some commits in one blob; the first begins with the
+run's signed manifest. A reader with the record and the run's id needs no other trust: the record has the downloads'
+digests, and they are verified as any chain."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -32,11 +32,11 @@ class Batch(Part):
     first: Annotated[int, Field(ge=0, lt=limits.ROUNDS)]
     count: Annotated[int, Field(gt=0, lt=limits.ROUNDS)]
     last: Digest
-    """Of the last of these commits."""
+    """Digest of the last of these commits."""
     sha256: Digest
-    """Of the blob."""
+    """Digest of the blob."""
     root: Digest
-    """Of its Merkle tree, as the disperser's chain has it."""
+    """Root of its Merkle tree, as on the disperser's chain."""
     epoch: Number
     quorum: Number
 
@@ -50,7 +50,7 @@ class Batch(Part):
 
 
 class Dispersed(Part):
-    """What of a run's chain was."""
+    """Dispersed part of a run's chain."""
 
     format: Literal["dilocox-dispersed-1"] = "dilocox-dispersed-1"
     run: Digest
@@ -101,7 +101,8 @@ class Waiting:
 
 
 def waiting(chain: ChainFile, record: Dispersed) -> Iterator[Waiting]:
-    """What the chain has beyond the record, which is of it. Raises LocalError where its folder lacks the signed manifest."""
+    """Yield the commits of the chain beyond the record, which belongs to it. Raises LocalError if its folder has no signed
+    manifest."""
     manifest = chain.signed_manifest
     if manifest is None:
         raise LocalError(f"{chain.path} does not hold the run's manifest as its owner signed it: name the run by --join LINK")
@@ -112,7 +113,8 @@ def waiting(chain: ChainFile, record: Dispersed) -> Iterator[Waiting]:
 
 
 def envelopes(batch: Batch, blob: bytes) -> list[pb.Envelope]:
-    """Of a batch, the run's signed manifest in front of the first one's. Raises RemoteError where it is something else."""
+    """Return the envelopes of a batch; the first batch begins with the run's signed manifest. Raises RemoteError if the
+    blob differs."""
     if sha256(blob).hex() != batch.sha256:
         raise RemoteError(
             pb.REASON_DIGEST_MISMATCH, f"what came for the commits from {batch.first} on is not what was dispersed"

@@ -1,4 +1,5 @@
-"""A disperser of 0G's data availability: it takes a blob, nodes of its network sign for its parts, and a chain says so."""
+"""Disperser of 0G's data availability: it accepts a blob, nodes of its network sign for its parts, and a chain records
+this."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -26,7 +27,7 @@ ENDED = {pb.FAILED: "it failed", pb.INSUFFICIENT_SIGNATURES: "too few nodes sign
 
 
 class Place(NamedTuple):
-    """Where a blob lies."""
+    """Address of a blob."""
 
     root: bytes
     epoch: int
@@ -38,8 +39,8 @@ class Disperser:
         self._stub = rpc.DisperserStub(channel)
 
     async def disperse(self, data: bytes, wait: Callable[[], Awaitable[None]]) -> Place:
-        """Until it is final on the disperser's chain; `wait` is awaited before each look, and raises where it has been long enough.
-        Raises RemoteError."""
+        """Send a blob and wait until it is final on the disperser's chain. `wait` is awaited before each check, and raises
+        to end the wait. Raises RemoteError."""
         asked = await _answer(self._stub.DisperseBlob(pb.DisperseBlobRequest(data=data), timeout=ANSWER_SECONDS))
         status, info = asked.result, pb.BlobInfo()
         while status != pb.FINALIZED:
@@ -56,7 +57,7 @@ class Disperser:
         return Place(header.storage_root, header.epoch, header.quorum_id)
 
     async def retrieve(self, place: Place) -> bytes:
-        """What the disperser says lies there: nobody has checked it. Raises RemoteError."""
+        """Return the blob that the disperser serves, unverified. Raises RemoteError."""
         request = pb.RetrieveBlobRequest(storage_root=place.root, epoch=place.epoch, quorum_id=place.quorum)
         return (await _answer(self._stub.RetrieveBlob(request, timeout=ANSWER_SECONDS))).data
 

@@ -1,11 +1,10 @@
-"""The Merkle tree by which 0G Storage names a file: Keccak-256 over chunks of 256 bytes, in segments of 1,024 chunks.
+"""Merkle tree by which 0G Storage names a file: Keccak-256 over chunks of 256 bytes, in segments of 1,024 chunks.
 
-leaf      Keccak(chunk); the last chunk is filled up with zeros, and the file with chunks of zeros to a sixteenth of the next
+leaf      Keccak(chunk); zeros fill up the last chunk, and chunks of zeros fill up the file to a sixteenth of the next
           power of two of its chunks
 segment   the root over its chunks
 file      the root over its segments
-
-a root    pairs from the left, level by level; what has no other goes up as it is
+a root    pairs from the left, level by level; an element without a partner moves up unchanged
 """
 
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ __all__ = ["CHUNK_BYTES", "SEGMENT_BYTES", "file_root", "padded_bytes", "segment
 CHUNK_BYTES = 256
 SEGMENT_BYTES = 1024 * CHUNK_BYTES
 PARTS = 16
-"""Of the power of two above a file's chunks, to which it is filled up in whole ones."""
+"""Parts of the power of two above a file's chunks: a file is filled up to whole parts."""
 
 
 def _hash(data: bytes) -> bytes:
@@ -33,13 +32,13 @@ def _root(level: list[bytes]) -> bytes:
 
 
 def segment_root(segment: bytes) -> bytes:
-    """Of at least one byte; the last chunk is filled up."""
+    """Return the root of a segment of at least one byte; the last chunk is filled up."""
     chunks = [segment[start : start + CHUNK_BYTES].ljust(CHUNK_BYTES, b"\0") for start in range(0, len(segment), CHUNK_BYTES)]
     return _root([_hash(chunk) for chunk in chunks])
 
 
 def padded_bytes(size: int) -> int:
-    """Of a file of `size` bytes, with the zeros that it is filled up with."""
+    """Return the bytes of a file of `size` bytes with its padding of zeros."""
     chunks = -(-size // CHUNK_BYTES)
     whole = 1 << (chunks - 1).bit_length()
     part = max(1, whole // PARTS)
@@ -55,5 +54,5 @@ def _segments(file: BinaryIO, size: int) -> Iterator[bytes]:
 
 
 def file_root(file: BinaryIO, size: int) -> bytes:
-    """Of `size` bytes, read from where `file` stands; at least one."""
+    """Return the root of `size` bytes, at least one, read from the current position of `file`."""
     return _root([segment_root(segment) for segment in _segments(file, size)])

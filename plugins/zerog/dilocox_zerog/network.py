@@ -1,6 +1,6 @@
-"""0G Storage, by 0G's own SDK in a process of its own (child.py): it installs packages named `core`, `utils` and `config`, and
-prints. That process ends when this one does, however it does: nobody would write down what it went on to pay for. What it says is
-checked here: the root of what is sent before it goes, of what came before anybody reads it."""
+"""0G Storage, by 0G's own SDK in a separate process (child.py), because it installs packages named `core`, `utils` and
+`config`, and prints. That process ends with this one, however it ends: no record would exist of its later payments.
+This module checks its results: the root of data before they are sent, and of downloads before they are read."""
 
 import json
 import subprocess
@@ -32,7 +32,7 @@ def root_of(path: Path) -> bytes:
 @dataclass(frozen=True)
 class Network:
     indexer: str
-    """URL that says which storage nodes there are."""
+    """URL that lists the storage nodes."""
 
     def put(self, path: Path, root: bytes, rpc: str, key: Path) -> str:
         """Have a file stored, paid for by the account of a key; returns the transaction, empty where it was stored before. `root`:

@@ -1,4 +1,5 @@
-"""Records: what of a run lies at 0G, in a file that a person keeps. It may be anything when it is read."""
+"""Records of the part of a run that is stored at 0G, in a file that a person owns. It may contain anything when it is
+read."""
 
 from pathlib import Path
 from typing import TypeVar
@@ -12,7 +13,7 @@ from dilocox.transport.files import read_at_most, write_atomically
 __all__ = ["Part", "read_record", "write_record"]
 
 RECORD_BYTES = 256 * limits.MIB
-"""Of a run of a million rounds: about 300 bytes for each batch of 64 commits, 70 for each object of its archive."""
+"""Record of a run of a million rounds: about 300 bytes for each batch of 64 commits, 70 for each object of its archive."""
 
 
 class Part(BaseModel):
@@ -23,7 +24,7 @@ Record = TypeVar("Record", bound=Part)
 
 
 def read_record(path: Path, kind: type[Record], what: str) -> Record:
-    """`what`: it says, for an error. Raises ConfigError where it is none, OSError."""
+    """Read a record. `what`: its name, for an error. Raises ConfigError if it is invalid, OSError."""
     try:
         return kind.model_validate_json(read_at_most(path, RECORD_BYTES))
     except ValidationError as error:

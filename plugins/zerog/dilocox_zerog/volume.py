@@ -1,9 +1,10 @@
-"""Volumes: objects of an archive in one file, as a storage takes it that keeps files by their root and changes none.
+"""Volumes: objects of an archive in one file, for a storage that addresses files by their root and changes none.
 
     MAGIC ‖ bytes of the header, u32 ‖ header, JSON ‖ the objects, one after the other
 
-What an archive wrote it does not change, so a volume holds what those before it do not; it names the one before by its root. The
-last one's is all that somebody needs who wants the archive. They may be sealed, as the archive is: a volume looks into none.
+An archive does not change its objects, so a volume contains those that earlier volumes do not. It names the previous
+volume by its root. So the last root alone restores the archive. Objects may be sealed, as the archive is: a volume
+decodes none.
 """
 
 import os
@@ -24,14 +25,14 @@ from dilocox_zerog.record import Part
 __all__ = ["VOLUME_BYTES", "Header", "Stored", "due", "fill", "read_header", "split", "write_volume"]
 
 VOLUME_BYTES = 1 << 30
-"""Of objects in one: what is sent again where a line breaks, and lies on the disk twice."""
+"""Bytes of objects in one volume: sent again after a broken connection, and on the disk twice."""
 MAGIC = b"dilocox-volume-1\n"
 _LENGTH = struct.Struct(">I")
 HEADER_BYTES = 64 * limits.MIB
 OBJECT_BYTES = HEAD_BYTES + limits.KIB
 """A sealed head's; others are one chunk."""
 COPIED = 1 << 20
-"""At a time."""
+"""Bytes per copy."""
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Name = Annotated[str, Field(pattern=r"^[0-9a-z]+([./-][0-9a-z]+)*$", max_length=200)]
 
@@ -44,7 +45,8 @@ class Header(Part):
 
 
 def split(sizes: Mapping[str, int]) -> Iterator[list[str]]:
-    """Objects by volume. Heads, and what says whose archive it is, are in the last one: it is of no use without the others."""
+    """Yield the objects of each volume. Heads, and the object with the archive's owner, are in the last one, because it is
+    useless without the others."""
     volume, held = list[str](), 0
     for name in sorted(sizes, key=lambda name: (not name.startswith("blobs/"), name)):
         if volume and held + sizes[name] > VOLUME_BYTES:
@@ -57,7 +59,7 @@ def split(sizes: Mapping[str, int]) -> Iterator[list[str]]:
 
 
 def write_volume(storage: Storage, names: Sequence[str], before: bytes | None, path: Path) -> None:
-    """Blocking. Raises FileNotFoundError where an object went meanwhile, RemoteError."""
+    """Write a volume. Blocking. Raises FileNotFoundError if an object disappears, RemoteError."""
     with path.open("wb") as file:
         sizes = [(name, storage.size(name)) for name in names]
         if missing := [name for name, size in sizes if size is None]:
@@ -75,7 +77,8 @@ def write_volume(storage: Storage, names: Sequence[str], before: bytes | None, p
 
 
 def read_header(file: BinaryIO, size: int) -> Header:
-    """Of a volume of so many bytes; the objects follow where it was read to. Raises RemoteError where it is none."""
+    """Return the header of a volume of `size` bytes; the objects follow the position after the read. Raises RemoteError if
+    it is invalid."""
     start = file.read(len(MAGIC) + _LENGTH.size)
     if not start.startswith(MAGIC) or len(start) < len(MAGIC) + _LENGTH.size:
         raise _damaged("it does not begin as one")
@@ -96,8 +99,8 @@ def _damaged(why: str) -> RemoteError:
 
 
 def fill(file: BinaryIO, header: Header, folder: Path) -> None:
-    """Write the objects of a volume that are not there yet; `file` stands where they begin. Blocking. Raises OSError, RemoteError
-    where a name is a file's and a folder's."""
+    """Write the missing objects of a volume; `file` is at their start. Blocking. Raises OSError, RemoteError if a name is
+    both a file's and a folder's."""
     for name, size in header.objects:
         path = folder / PurePosixPath(name)
         if path.is_dir():
@@ -115,16 +118,16 @@ def fill(file: BinaryIO, header: Header, folder: Path) -> None:
 
 
 class Stored(Part):
-    """What of an archive lies in volumes."""
+    """Stored part of an archive."""
 
     format: Literal["dilocox-stored-1"] = "dilocox-stored-1"
     run: Digest
     root: Digest | None = None
-    """Of the last volume."""
+    """Root of the last volume."""
     objects: frozenset[Name] = frozenset()
-    """In all of them."""
+    """Objects in all volumes."""
     begun: tuple[Name, ...] = ()
-    """In one that was perhaps sent, and paid for: a killed call does not say."""
+    """Objects of a volume that was perhaps sent and paid for: a killed call does not report it."""
 
     @model_validator(mode="after")
     def _has_a_root_for_objects(self) -> "Stored":
@@ -144,8 +147,8 @@ class Stored(Part):
 
 
 def due(sizes: Mapping[str, int], stored: Stored) -> list[list[str]]:
-    """By volume, an archive's objects that none holds; none where no head is among them: nothing is new then. One that was begun
-    comes first, and as it was: it has the same root, and is not paid for twice."""
+    """Return the objects that no volume has, by volume; empty if they include no head, because then the archive has no
+    news. A started volume comes first and unchanged: it has the same root, and is not paid for twice."""
     begun = [list(stored.begun)] if stored.begun and all(name in sizes for name in stored.begun) else []
     known = stored.objects.union(*begun)
     found = {name: size for name, size in sizes.items() if name not in known}

@@ -1,4 +1,4 @@
-"""0G's networks as places for what a run keeps, against doubles; test_zerog_e2e.py runs the SDK itself."""
+"""Tests of 0G's networks as stores of a run, against doubles; test_zerog_e2e.py runs the SDK itself."""
 
 import asyncio
 import io
@@ -53,7 +53,7 @@ ROOTS = {
     786432: "dfdd5f2447aeae4a45c12b041e7ba3532e69a402bf52300ad36f889897d09496",
     1500000: "7fcde30ac3fbc8cfa32f08e0d677421fc3dfe952e02b8fd622d873ddb80a55e0",
 }
-"""Of so many of the random bytes of seed 1, one after the other: as 0g-storage-sdk 0.4.0 makes them."""
+"""Roots of so many random bytes of seed 1, read in sequence: as 0g-storage-sdk 0.4.0 makes them."""
 
 
 def test_a_file_has_the_root_that_the_sdk_gives_it():
@@ -169,7 +169,7 @@ def say(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.fixture
 def network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[bytes, bytes]:
-    """Files by root, in memory: what a network keeps."""
+    """Return a network's files by root, in memory."""
     kept: dict[bytes, bytes] = {}
 
     def put(self: Network, path: Path, root: bytes, rpc: str, key: Path) -> str:
@@ -392,7 +392,7 @@ def test_a_folder_is_whole_or_not_there(tmp_path: Path):
 
 
 def test_a_folder_that_another_writes_is_left_to_it_and_one_of_a_crash_is_written_anew(tmp_path: Path):
-    ours = tmp_path / ".target.part"  # somebody's own
+    ours = tmp_path / ".target.part"  # a file of the operator
     ours.mkdir()
     crashed = tmp_path / ".target.dilocox-part"
     (crashed / "sub").mkdir(parents=True)
@@ -453,7 +453,7 @@ def test_the_sdk_s_process_ends_with_ours_however_that_ends(tmp_path: Path):
 
 @pytest.fixture
 def standin(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[DisperserStandIn, str]]:
-    """On a loop of its own, as if it were elsewhere."""
+    """Run the stand-in on a separate loop, as if it were on another machine."""
     monkeypatch.setattr(zerog, "LOOK_SECONDS", 0.0)
     double, loop, urls = DisperserStandIn(), asyncio.new_event_loop(), list[str]()
     up, stop = threading.Event(), asyncio.Event()

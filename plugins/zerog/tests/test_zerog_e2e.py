@@ -1,4 +1,4 @@
-"""0G's own SDK, in its process, against a stand-in of the network that it asks."""
+"""Tests of 0G's SDK, in its process, against a stand-in of its network."""
 
 import json
 import subprocess

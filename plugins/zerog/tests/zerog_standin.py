@@ -1,5 +1,6 @@
-"""Stand-ins for 0G's networks: a disperser that speaks its published interface, and one storage node with its indexer and a chain
-that knows one contract, which answer what 0G's SDK asks. They are not 0G: they keep everything in memory, and take any payment."""
+"""Stand-ins for 0G's networks. One is a disperser with its published interface. The other is one storage node with its
+indexer and a chain with one contract, which answer the calls of 0G's SDK. They are not 0G: they store everything in
+memory, and accept any payment."""
 
 import base64
 import io
@@ -23,9 +24,9 @@ __all__ = ["DisperserStandIn", "StorageStandIn", "disperser", "storage"]
 class DisperserStandIn(rpc.DisperserServicer):
     def __init__(self) -> None:
         self.blobs: dict[bytes, bytes] = {}
-        """By what is called their root here."""
+        """Blobs by their root in this stand-in."""
         self.becomes = [pb.PROCESSING, pb.CONFIRMED, pb.FINALIZED]
-        """Of every blob, look by look; the last stays."""
+        """States of every blob, request by request; the last one stays."""
         self._looks: dict[bytes, int] = {}
 
     async def DisperseBlob(self, request: pb.DisperseBlobRequest, context: Any) -> pb.DisperseBlobReply:
@@ -64,22 +65,22 @@ SUBMISSION = "((uint256,bytes,(bytes32,uint256)[]),address)"
 DATA = "(uint256,bytes,(bytes32,uint256)[])"
 SUBMIT_EVENT = f"Submit(address,bytes32,uint256,uint256,uint256,{DATA})"
 PRICE = 3
-"""Of a sector."""
+"""Price of a sector."""
 CHUNK, SEGMENT = 256, 1024
 
 
 @dataclass
 class File:
-    """That somebody paid for."""
+    """File that a client paid for."""
 
     size: int
     first: int
-    """Chunk, of all that the flow holds."""
+    """Number of its first chunk in the whole flow."""
     paid: int
     sectors: int
     segments: dict[int, bytes] = field(default_factory=dict)
     root: str = ""
-    """Once all of it is there, and has the root that was said."""
+    """Root, when all of it is present and matches the announced root."""
 
 
 class StorageStandIn(ThreadingHTTPServer):
@@ -93,9 +94,9 @@ class StorageStandIn(ThreadingHTTPServer):
         self.receipts: dict[str, dict[str, Any]] = {}
         self.lock = threading.Lock()
         self.loses = False
-        """It takes segments, and keeps none."""
+        """True: it accepts segments, and stores none."""
         self.lies = False
-        """What it serves is something else."""
+        """True: it serves false data."""
 
     @property
     def url(self) -> str:
