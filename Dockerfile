@@ -43,6 +43,6 @@ VOLUME /data
 # 7400 to 7402 of a coordinator, 7410 to 7412 of a node.
 EXPOSE 7400 7401 7402 7410 7411 7412
 HEALTHCHECK --interval=15s --timeout=10s --start-period=120s \
-    CMD ["python3", "-P", "-m", "dilocox.transport.health"]
+    CMD ["python3", "-P", "-m", "dilocox.transport.process.health"]
 ENTRYPOINT ["dilocox"]
 CMD ["--help"]

@@ -1,6 +1,6 @@
 """Adaptive compression: how the effective-rank rule moves the rank, and whether it beats a fixed rank that sends as much.
 
-The rule decides as in a commit (protocol/adaptive.py), from what the clusters measure. Beside it a fixed rank runs for as many
+The rule decides as in a commit (protocol/run/adaptive.py), from what the clusters measure. Beside it a fixed rank runs for as many
 steps and sends as many bytes, as nearly as whole ranks allow: the difference is the worth of the rule.
 `python -m bench.adaptive [--quick] [--check]`; --check exits with 1 where a rule that ADVISED names loses by more than the seeds
 differ.
@@ -14,9 +14,9 @@ from typing import Any
 from bench.arms import ARMS, CLUSTERS, Settings
 from bench.lab import Lab, process_group_of_one
 from bench.report import bench_parser, judge, table, write
-from dilocox.node.clock import model_payload_bytes
-from dilocox.protocol.manifest import Compression, Manifest
-from dilocox.protocol.tensors import parameter_count
+from dilocox.node.planning.time_model import model_payload_bytes
+from dilocox.protocol.run.manifest import Compression, Manifest
+from dilocox.protocol.run.tensors import parameter_count
 
 __all__ = ["ADVISED", "COLUMNS", "Outcome", "cells", "main", "missed"]
 

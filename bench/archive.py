@@ -17,7 +17,7 @@ from dilocox.protocol import limits
 from dilocox.protocol.crypto import sha256
 from dilocox.transport.archive.archive import create_archive
 from dilocox.transport.archive.sealing import make_key
-from dilocox.transport.blobs import BlobStore
+from dilocox.transport.store.blobs import BlobStore
 from tests.s3_double import s3_double
 
 BAR = 30.0

@@ -7,7 +7,7 @@ from typing import Any
 from bench.report import load_preset
 from bench.sections import merge
 from bench.texts import Text, stdlib
-from dilocox.protocol.manifest import Compression, Manifest, Model
+from dilocox.protocol.run.manifest import Compression, Manifest, Model
 
 __all__ = ["ARMS", "CLUSTERS", "Arm", "Settings", "published_compression"]
 

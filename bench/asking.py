@@ -21,11 +21,11 @@ from dilocox.coordinator.service import CoordinatorService
 from dilocox.node.attest.verify import appraise
 from dilocox.protocol import events
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.event_log import EventLog
-from dilocox.transport.traffic import Traffic
-from dilocox.views import rows as views
-from dilocox.views.door import Door
+from dilocox.transport.limits.traffic import Traffic
+from dilocox.transport.store.chain_file import ChainFile
+from dilocox.transport.store.event_log import EventLog
+from dilocox.views import json_views as views
+from dilocox.views.api_listener import Door
 from tests.helpers import COORDINATOR
 
 __all__ = ["main"]

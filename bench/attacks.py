@@ -14,7 +14,7 @@ from torch import Tensor
 from bench.committee import Votes
 from bench.lab import Lab, Sent, announcement
 from dilocox.node.outer.state import EncodedStage, StageState
-from dilocox.protocol.payload import owner_of
+from dilocox.protocol.payload.payload import owner_of
 from dilocox.protocol.pb import messages_pb2 as pb
 
 __all__ = ["ATTACKS", "Adversary", "Attack", "Seen"]

@@ -13,7 +13,7 @@ from typing import Any
 
 from bench.report import bench_parser, judge, table, write
 from dilocox.node.attest import simulated
-from dilocox.protocol.attestation import AttestationError, Evidence
+from dilocox.protocol.wire.attestation import AttestationError, Evidence
 from dilocox_tee import nvidia, snp, tdx
 from plugins.tee.tests.vendors import NOW, Amd, Gpu, Intel
 

@@ -1,7 +1,7 @@
 """Distance that an auditor measures: after honest work on another kind of machine, and after work that was not done.
 
 An author and an auditor train one stretch of a phase from one state, on the same samples, as nodes do
-(node/training/audit.py). The auditor measures the distance between both results. One CPU can imitate these kinds of
+(node/training/worker/audit.py). The auditor measures the distance between both results. One CPU can imitate these kinds of
 machine:
 
     threads    another number of them
@@ -24,11 +24,11 @@ from torch import Tensor
 from bench.report import bench_parser, judge, table, write
 from bench.sections import model_section
 from bench.texts import stdlib
-from dilocox.node.training.audit import Batch, advance, distance
-from dilocox.node.training.data import Dataset, load_dataset
-from dilocox.node.training.marks import stage_state
-from dilocox.node.training.trainer import Trainer
-from dilocox.protocol.manifest import Audit, Manifest
+from dilocox.node.training.model.data import Dataset, load_dataset
+from dilocox.node.training.model.trainer import Trainer
+from dilocox.node.training.worker.audit import Batch, advance, distance
+from dilocox.node.training.worker.audit_checkpoints import stage_state
+from dilocox.protocol.run.manifest import Audit, Manifest
 
 __all__ = ["main"]
 

@@ -13,14 +13,14 @@ from torch import Tensor
 
 from bench.lab import CPU, Point
 from bench.texts import stdlib
-from dilocox.node.clock import Site
 from dilocox.node.outer import codec
-from dilocox.node.training.data import load_dataset
-from dilocox.node.training.mesh import Mesh
-from dilocox.node.training.pipeline import trained_tokens
-from dilocox.node.training.trainer import Trainer
-from dilocox.protocol.arrays import BlockInt4, Reader, Section, Writer
-from dilocox.protocol.manifest import Manifest
+from dilocox.node.planning.time_model import Site
+from dilocox.node.training.model.data import load_dataset
+from dilocox.node.training.model.mesh import Mesh
+from dilocox.node.training.model.pipeline import trained_tokens
+from dilocox.node.training.model.trainer import Trainer
+from dilocox.protocol.payload.arrays import BlockInt4, Reader, Section, Writer
+from dilocox.protocol.run.manifest import Manifest
 
 __all__ = ["AllReduce", "CocktailSGD", "decoded_message", "encoded_message"]
 

@@ -2,7 +2,7 @@
 measures its memory.
 
 One worker has all stages of a 100M and of a 350M model (1B widths with a quarter of the layers), on the available
-device. On a GPU each choice for outer state is measured (node/outer/passage.py). A phase ends as in the node, a step
+device. On a GPU each choice for outer state is measured (node/outer/state_device.py). A phase ends as in the node, a step
 runs beside encoding and writing, and a commit of two payloads is applied. Training stalls at the end of the phase, in
 the wait for copies before the next update, and in the rebase. The cost of an end written on the training thread is
 measured too. A phase is H measured steps. Bandwidth is the rate of one large copy in the same run. Encode reads and
@@ -30,13 +30,13 @@ from bench.sections import model_section
 from bench.texts import UNREAD
 from dilocox.node.outer import checkpoint
 from dilocox.node.outer.checkpoint import BoundaryMeta
-from dilocox.node.outer.passage import passage_of
-from dilocox.node.training.boundaries import Boundaries
-from dilocox.node.training.mesh import Mesh
-from dilocox.node.training.trainer import Commit, Take, Trainer
-from dilocox.node.worker_settings import OuterState
-from dilocox.protocol.manifest import Manifest
-from dilocox.transport.blobs import BlobStore
+from dilocox.node.outer.state_device import passage_of
+from dilocox.node.training.model.mesh import Mesh
+from dilocox.node.training.model.trainer import Commit, Take, Trainer
+from dilocox.node.training.worker.phase_end import Boundaries
+from dilocox.node.workers.environment import OuterState
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.transport.store.blobs import BlobStore
 
 __all__ = ["main", "measure", "missed"]
 

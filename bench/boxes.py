@@ -16,13 +16,13 @@ from typing import Any
 
 from bench.report import bench_parser, judge, machine, table, write
 from bench.texts import stdlib
-from dilocox.node.clock import model_payload_bytes
-from dilocox.node.namespaces import Traffic, lacking
-from dilocox.node.plan import inside
-from dilocox.node.testnet import LAN, WAN, Lines, Testnet
-from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.tensors import parameter_count
-from dilocox.transport.data_directory import load_identity
+from dilocox.node.planning.plan import inside
+from dilocox.node.planning.time_model import model_payload_bytes
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.protocol.run.tensors import parameter_count
+from dilocox.testnet.namespaces import Traffic, lacking
+from dilocox.testnet.swarm import LAN, WAN, Lines, Testnet
+from dilocox.transport.store.data_directory import load_identity
 
 __all__ = ["Line", "main", "missed"]
 

@@ -29,25 +29,27 @@ from bench.parsers import RUN, statements
 from dilocox.coordinator.service import Contacts, CoordinatorService
 from dilocox.node.attest.prover import AttestorService
 from dilocox.node.attest.verify import appraise
-from dilocox.node.boxes.lead import BoxAdmission
-from dilocox.node.boxes.link import proof
+from dilocox.node.hosts.cluster_link import proof
+from dilocox.node.hosts.lead import BoxAdmission
 from dilocox.protocol import limits
+from dilocox.protocol.consensus.rules import JUDGES
 from dilocox.protocol.crypto import sha256
-from dilocox.protocol.messages import open_envelope, seal
 from dilocox.protocol.pb import boxes_pb2 as boxes
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.protocol.pb import worker_pb2 as worker
-from dilocox.protocol.rules import JUDGES
-from dilocox.transport import callers, heads, tls
-from dilocox.transport.blobs import BlobStore
-from dilocox.transport.callers import Callers, Credentials
-from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.heads import Heads
-from dilocox.transport.presence import Directory
-from dilocox.transport.reach import ReachService
-from dilocox.transport.rpc import create_server
+from dilocox.protocol.wire.messages import open_envelope, seal
+from dilocox.transport.limits import caller_auth as callers
+from dilocox.transport.limits import head_gossip
+from dilocox.transport.limits.caller_auth import Callers, Credentials
+from dilocox.transport.limits.head_gossip import Heads
+from dilocox.transport.net import tls
+from dilocox.transport.net.peer_directory import Directory
+from dilocox.transport.net.reachability import ReachService
+from dilocox.transport.net.rpc import create_server
+from dilocox.transport.store.blobs import BlobStore
+from dilocox.transport.store.chain_file import ChainFile
 from tests.helpers import COORDINATOR, Table, digest, identity, serve_also
 from tests.peers import meeting
 
@@ -302,7 +304,7 @@ class Client:
             found.append((callers.HEADER, credential if random.random() < 0.8 else spoilt[:4000]))
         if random.random() < 0.3:
             tip = services.Tip(round=3, head=digest(3)).SerializeToString()
-            found.append((heads.HEADER, mutator.spoil(tip, [tip], services.Tip)[:2000]))
+            found.append((head_gossip.HEADER, mutator.spoil(tip, [tip], services.Tip)[:2000]))
         return found
 
     async def call(self, number: int, tally: Tally) -> None:

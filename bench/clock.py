@@ -1,4 +1,4 @@
-"""Comparison of the clock (node/clock.py) with real swarms: seconds of a round at three bandwidths, two sizes and two
+"""Comparison of the clock (node/planning/time_model.py) with real swarms: seconds of a round at three bandwidths, two sizes and two
 numbers of clusters.
 
 Real daemons run in network namespaces on shaped links (root; otherwise on loopback, with a limit on the nodes' sends
@@ -18,7 +18,7 @@ from typing import Any
 from bench.lines import swarm
 from bench.report import bench_parser, judge, machine, table, write
 from bench.texts import stdlib
-from dilocox.node.clock import (
+from dilocox.node.planning.time_model import (
     Estimate,
     Line,
     Method,
@@ -28,9 +28,9 @@ from dilocox.node.clock import (
     estimate,
     model_payload_bytes,
 )
-from dilocox.node.namespaces import lacking
-from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.tensors import parameter_count
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.protocol.run.tensors import parameter_count
+from dilocox.testnet.namespaces import lacking
 
 __all__ = ["Cell", "main", "missed"]
 

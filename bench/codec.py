@@ -20,13 +20,13 @@ from torch import Tensor, nn
 from bench.report import bench_parser, load_preset, table, write
 from bench.sections import model_section
 from bench.texts import UNREAD
-from dilocox.node.outer.passage import passage_of
 from dilocox.node.outer.state import StageState
-from dilocox.node.training.inner import InnerOptimizer
-from dilocox.node.training.model import Stage, build_chain, initial_values
-from dilocox.node.worker_settings import OuterState
-from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.tensors import TensorSpec, stage_tensors
+from dilocox.node.outer.state_device import passage_of
+from dilocox.node.training.model.inner import InnerOptimizer
+from dilocox.node.training.model.model import Stage, build_chain, initial_values
+from dilocox.node.workers.environment import OuterState
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.protocol.run.tensors import TensorSpec, stage_tensors
 
 __all__ = ["main"]
 

@@ -10,17 +10,18 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from dilocox.node.training.data import Dataset
-from dilocox.node.training.scores import make_candidate, measure
-from dilocox.node.training.trainer import Trainer
-from dilocox.protocol import bias, counting, scoring
+from dilocox.node.training.model.data import Dataset
+from dilocox.node.training.model.trainer import Trainer
+from dilocox.node.training.worker.scores import make_candidate, measure
+from dilocox.protocol.checks import bias_rules, score_rules
+from dilocox.protocol.consensus import weighting
+from dilocox.protocol.consensus.head import Head
+from dilocox.protocol.consensus.reputation import by_standing
 from dilocox.protocol.crypto import Identity
-from dilocox.protocol.head import Head
-from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.messages import Statement, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import worker_pb2
-from dilocox.protocol.standing import by_standing
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.protocol.wire.messages import Statement, seal
 
 __all__ = ["Committee", "Measured", "Seconds", "Votes", "Work"]
 
@@ -51,7 +52,7 @@ class Measured:
     round: int
     voter: str
     author: str
-    score: scoring.Score
+    score: score_rules.Score
     harmful: bool
     """True if this voter found harm."""
 
@@ -80,7 +81,7 @@ class Committee:
     seconds: Seconds
     looks_for_bias: bool
     measured: list[Measured] = field(default_factory=list)
-    memories: dict[str, bias.Memory] = field(default_factory=dict)
+    memories: dict[str, bias_rules.Memory] = field(default_factory=dict)
     """Memory of past scores, by voter."""
 
     def ballot(self, round: int) -> Statement[pb.Ballot]:
@@ -88,8 +89,8 @@ class Committee:
 
     def closed(self, counted: Mapping[str, int], median: int) -> None:
         """Record a commit: the norm codes of the counted clusters, and their median."""
-        cut = {name: counting.cut(self.run, code, median) for name, code in counted.items()}
-        self.memories = {voter: bias.closed(memory, cut) for voter, memory in self.memories.items()}
+        cut = {name: weighting.cut(self.run, code, median) for name, code in counted.items()}
+        self.memories = {voter: bias_rules.closed(memory, cut) for voter, memory in self.memories.items()}
 
     def refused(
         self,
@@ -99,24 +100,28 @@ class Committee:
         well_made: Container[str],
         read: Callable[[bytes], memoryview],
         say: Callable[[str, Votes], Votes],
-    ) -> dict[str, scoring.Opinion]:
+    ) -> dict[str, score_rules.Opinion]:
         """Contributions that too many find harmful. `trainers`: of the voters, on whose Θ the round builds.
         `say`: what a voter of this name says, having measured this."""
         listed, ballot = by_standing(self.run, head.standings, sorted(works)), self.ballot(head.round)
         harm: dict[str, list[str]] = {}
         for voter, trainer in trainers.items():
-            due = [name for name in listed if voter in scoring.committee(self.run, ballot, name, listed) and name in well_made]
-            positions = scoring.positions(self.run, ballot, voter, head.ledger.leases[voter])
+            due = [
+                name for name in listed if voter in score_rules.committee(self.run, ballot, name, listed) and name in well_made
+            ]
+            positions = score_rules.positions(self.run, ballot, voter, head.ledger.leases[voter])
             scores = self._scores(head, voter, trainer, works, due, positions, read)
-            harmful = scoring.harmful(self.run, scores, {name: works[name].tokens for name in scores})
-            memory = self.memories[voter] = bias.after(self.run, self.memories.get(voter, bias.Memory()), voter, scores)
-            harmful |= bias.biased(self.run, memory, voter, scores)
+            harmful = score_rules.harmful(self.run, scores, {name: works[name].tokens for name in scores})
+            memory = self.memories[voter] = bias_rules.after(
+                self.run, self.memories.get(voter, bias_rules.Memory()), voter, scores
+            )
+            harmful |= bias_rules.biased(self.run, memory, voter, scores)
             self.measured += [Measured(head.round, voter, name, score, name in harmful) for name, score in scores.items()]
             found = {name: name in well_made and name not in harmful for name in listed}
             said = say(voter, found)
             harm[voter] = [name for name in listed if name in well_made and name != voter and not said[name]]
         names = list(listed)
-        told = scoring.opinions(self.run, ballot, listed, harm, lambda voter, index, _: names[index] in harm[voter])
+        told = score_rules.opinions(self.run, ballot, listed, harm, lambda voter, index, _: names[index] in harm[voter])
         return {name: found for name, found in told.items() if found.refuses()}
 
     def _scores(
@@ -128,10 +133,10 @@ class Committee:
         due: Sequence[str],
         positions: Sequence[int],
         read: Callable[[bytes], memoryview],
-    ) -> dict[str, scoring.Score]:
+    ) -> dict[str, score_rules.Score]:
         """Return the scores as a worker measures them, one after the other."""
-        _, clips = counting.clip(self.run, {name: work.norm for name, work in works.items()}, head.standings)
-        scores: dict[str, scoring.Score] = {}
+        _, clips = weighting.clip(self.run, {name: work.norm for name, work in works.items()}, head.standings)
+        scores: dict[str, score_rules.Score] = {}
         before: float | None = None
         samples = self.dataset.batch(positions)
         for name in due:

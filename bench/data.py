@@ -14,7 +14,7 @@ from bench.report import bench_parser, judge, table, write
 from dilocox.node.data.build import build
 from dilocox.node.data.finding import STDLIB, find_files
 from dilocox.node.data.sources import documents
-from dilocox.node.data.tokens import open_encoder, train_tokenizer
+from dilocox.node.data.tokenizers import open_encoder, train_tokenizer
 from dilocox.protocol.crypto import sha256
 
 __all__ = ["main"]

@@ -18,7 +18,7 @@ from bench.poison.report import scored
 from bench.report import RESULTS
 from bench.study import report as of_study
 from bench.study import trial as of_study_runs
-from dilocox.node.plan import PUBLISHED, paper_rows
+from dilocox.node.planning.plan import PUBLISHED, paper_rows
 
 __all__ = ["FOLDER", "PAGE", "POISONED", "POISONING", "main", "page", "told"]
 

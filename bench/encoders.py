@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from dilocox.node.outer.codec import sparse_arrays, true_positions
-from dilocox.node.outer.passage import STRETCH
 from dilocox.node.outer.state import EncodedStage, StageState
-from dilocox.protocol import payload as wire
-from dilocox.protocol.arrays import GROUP
+from dilocox.node.outer.state_device import STRETCH
 from dilocox.protocol.errors import Diverged
+from dilocox.protocol.payload import payload as wire
+from dilocox.protocol.payload.arrays import GROUP
 
 __all__ = ["ForgetfulState", "SparseLoCoState"]
 

@@ -20,9 +20,9 @@ from pathlib import Path
 from bench.exchangers import LAYERS, QUICK_LAYERS, run_of
 from bench.processes import Peer, started
 from bench.report import bench_parser, judge, machine, table, write
-from dilocox.node.namespaces import Namespaces, Net, lacking
-from dilocox.node.testnet import WAN
-from dilocox.protocol.tensors import parameter_count
+from dilocox.protocol.run.tensors import parameter_count
+from dilocox.testnet.namespaces import Namespaces, Net, lacking
+from dilocox.testnet.swarm import WAN
 
 __all__ = ["Row", "main", "missed"]
 

@@ -23,24 +23,24 @@ import torch.distributed as dist
 from bench.lab import announcement
 from bench.report import load_preset
 from bench.sections import model_section
-from dilocox.node.downloader import Downloader
-from dilocox.node.hosted import HostedStages
+from dilocox.node.exchange.downloader import Downloader
+from dilocox.node.exchange.payload_checker import PayloadChecker
 from dilocox.node.outer.state import StageState
-from dilocox.node.payload_checker import PayloadChecker
+from dilocox.node.workers.hosted_stages import HostedStages
+from dilocox.protocol.consensus.head import Cluster
 from dilocox.protocol.crypto import Identity
-from dilocox.protocol.head import Cluster
-from dilocox.protocol.leaves import read_leaves
-from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.messages import canonical, open_envelope, seal
-from dilocox.protocol.payload import owner_of
+from dilocox.protocol.payload.payload import owner_of
+from dilocox.protocol.payload.payload_index import read_leaves
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2_grpc as rpc
-from dilocox.transport import tls
-from dilocox.transport.blobs import BlobStore, digest_of
-from dilocox.transport.callers import Callers
-from dilocox.transport.data_directory import load_identity
-from dilocox.transport.rpc import ChannelPool, create_server
-from dilocox.transport.serve import PeerService, ServedRun
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.protocol.wire.messages import canonical, open_envelope, seal
+from dilocox.transport.limits.caller_auth import Callers
+from dilocox.transport.net import tls
+from dilocox.transport.net.blob_server import PeerService, ServedRun
+from dilocox.transport.net.rpc import ChannelPool, create_server
+from dilocox.transport.store.blobs import BlobStore, digest_of
+from dilocox.transport.store.data_directory import load_identity
 
 __all__ = ["main", "run_of"]
 

@@ -26,7 +26,7 @@ import psutil
 from bench import http2
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
-from dilocox.transport import tls
+from dilocox.transport.net import tls
 
 __all__ = ["FLOODS", "Flood", "flood_rows", "missed_floods", "run_flood"]
 

@@ -32,7 +32,7 @@ from bench.mutation import Mutator
 from bench.parsers import Target, targets
 from bench.report import RESULTS, bench_parser, judge, table, write
 from dilocox.protocol.crypto import sha256
-from dilocox.transport.files import write_atomically
+from dilocox.transport.store.files import write_atomically
 
 __all__ = ["main", "plan", "run_chunk"]
 

@@ -25,18 +25,18 @@ import torch.distributed as dist
 from bench import boundary
 from bench.boundary import CODECS, Shape
 from bench.report import bench_parser, judge, machine, table, write
-from dilocox.node.machine import Machine
-from dilocox.node.memory import lacks, stage_bytes
 from dilocox.node.outer.checkpoint import BoundaryMeta
-from dilocox.node.tiling import tile
-from dilocox.node.training.boundaries import Boundaries
-from dilocox.node.training.mesh import Mesh
-from dilocox.node.training.rendezvous import join_generation
-from dilocox.node.training.trainer import Commit, Take, Trainer
-from dilocox.node.worker_settings import RENDEZVOUS
-from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.tensors import parameter_count
-from dilocox.transport.blobs import BlobStore
+from dilocox.node.planning.memory_model import lacks, stage_bytes
+from dilocox.node.training.model.mesh import Mesh
+from dilocox.node.training.model.rendezvous import join_generation
+from dilocox.node.training.model.trainer import Commit, Take, Trainer
+from dilocox.node.training.worker.phase_end import Boundaries
+from dilocox.node.workers.devices import Machine
+from dilocox.node.workers.environment import RENDEZVOUS
+from dilocox.node.workers.placement import tile
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.protocol.run.tensors import parameter_count
+from dilocox.transport.store.blobs import BlobStore
 
 __all__ = ["main", "missed"]
 

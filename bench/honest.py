@@ -11,23 +11,23 @@ from pathlib import Path
 
 import grpc.aio
 
-from dilocox.node.coordinator_link import CoordinatorLink
-from dilocox.protocol import member
+from dilocox.node.exchange.coordinator_client import CoordinatorLink
 from dilocox.protocol.crypto import Identity, sha256
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.ids import JoinLink
-from dilocox.protocol.messages import Statement, open_envelope, seal
+from dilocox.protocol.member import member
 from dilocox.protocol.norms import norm_code
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2_grpc as rpc
-from dilocox.transport import tls
-from dilocox.transport.blobs import BlobStore
-from dilocox.transport.callers import Callers
-from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.presence import Directory
-from dilocox.transport.rpc import ChannelPool, create_server, fetch_blob
-from dilocox.transport.serve import PeerService, ServedRun
-from dilocox.transport.tasks import Tasks
+from dilocox.protocol.wire.messages import Statement, open_envelope, seal
+from dilocox.transport.limits.caller_auth import Callers
+from dilocox.transport.net import tls
+from dilocox.transport.net.blob_server import PeerService, ServedRun
+from dilocox.transport.net.peer_directory import Directory
+from dilocox.transport.net.rpc import ChannelPool, create_server, fetch_blob
+from dilocox.transport.process.tasks import Tasks
+from dilocox.transport.store.blobs import BlobStore
+from dilocox.transport.store.chain_file import ChainFile
 
 __all__ = ["HonestPeer"]
 

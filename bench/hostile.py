@@ -22,13 +22,13 @@ import grpc.aio
 
 from bench.mutation import Mutator
 from dilocox.protocol.crypto import Identity, sha256
-from dilocox.protocol.messages import seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
-from dilocox.transport import tls
-from dilocox.transport.callers import Credentials
-from dilocox.transport.rpc import allow_open_files
+from dilocox.protocol.wire.messages import seal
+from dilocox.transport.limits.caller_auth import Credentials
+from dilocox.transport.net import tls
+from dilocox.transport.net.rpc import allow_open_files
 
 __all__ = ["attack"]
 

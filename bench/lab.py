@@ -1,8 +1,8 @@
 """Clusters in one process that exchange through function calls: the product without its network and clock.
 
-Each cluster drives the phase machine (protocol/phase.py) and the trainer as a worker of one rank does. So a bench
+Each cluster drives the phase machine (protocol/member/phase.py) and the trainer as a worker of one rank does. So a bench
 measures the product's code: a golden test verifies equal bits. Steps replace the network's delay: they say when a
-commit arrives. Alternatively a site's clock (node/clock.py) computes that delay from the payloads' bytes, and gives the
+commit arrives. Alternatively a site's clock (time_model.py) computes that delay from the payloads' bytes, and gives the
 time.
 """
 
@@ -18,19 +18,22 @@ from torch import Tensor
 
 from bench.committee import Committee, Seconds, Votes, Work
 from bench.texts import stdlib
-from dilocox.node.clock import Method, Site, Timeline
 from dilocox.node.outer.state import EncodedStage, StageState
-from dilocox.node.training.data import Dataset, load_dataset
-from dilocox.node.training.mesh import Mesh
-from dilocox.node.training.trainer import Commit, Take, Trainer
-from dilocox.protocol import adaptive, chain, counting, norms, phase, standing
+from dilocox.node.planning.time_model import Method, Site, Timeline
+from dilocox.node.training.model.data import Dataset, load_dataset
+from dilocox.node.training.model.mesh import Mesh
+from dilocox.node.training.model.trainer import Commit, Take, Trainer
+from dilocox.protocol import norms
+from dilocox.protocol.consensus import chain, reputation, weighting
+from dilocox.protocol.consensus.head import Cluster, Head, initial_head
 from dilocox.protocol.errors import ConfigError, RemoteError
-from dilocox.protocol.head import Cluster, Head, initial_head
-from dilocox.protocol.leaves import check_bounds, check_leaves, check_payload
-from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.member import phase
+from dilocox.protocol.member.phase import Apply, Encode, End, PhaseState, Train, Turn
+from dilocox.protocol.payload.payload_index import check_bounds, check_leaves, check_payload
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.phase import Apply, Encode, End, PhaseState, Train, Turn
-from dilocox.transport.blobs import digest_of
+from dilocox.protocol.run import adaptive
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.transport.store.blobs import digest_of
 
 __all__ = ["Arrival", "Hostile", "Lab", "Point", "Sent", "announcement", "process_group_of_one"]
 
@@ -407,14 +410,14 @@ class Lab:
         ahead = chain.LEASE_PHASES * self.run.rounds.max_inner_steps * self.run.training.batch_size
         first = self.run.compression.keep
         rank_or_k = adaptive.next_rank_or_k(self.run, head.rank_or_k, list(bodies.values())) if head.round else first
-        median, clips = counting.clip(self.run, {name: body.norm for name, body in bodies.items()}, head.standings)
-        weights = counting.weights(self.run, {name: body.tokens for name, body in bodies.items()}, head.standings)
-        says = standing.by_standing(self.run, head.standings, bodies)
+        median, clips = weighting.clip(self.run, {name: body.norm for name, body in bodies.items()}, head.standings)
+        weights = weighting.weights(self.run, {name: body.tokens for name, body in bodies.items()}, head.standings)
+        says = reputation.by_standing(self.run, head.standings, bodies)
         announced = [
-            counting.Announced(sent.contribution.norm, clips[name], says[name], [leaf.norms for leaf in sent.leaves])
+            weighting.Announced(sent.contribution.norm, clips[name], says[name], [leaf.norms for leaf in sent.leaves])
             for name, sent in self.counted.items()
         ]
-        by_tensor = counting.tensor_clips(self.run, announced)
+        by_tensor = weighting.tensor_clips(self.run, announced)
         self.takes = [
             Take(name, weights[name], sent.payloads, clips[name], tensors)
             for (name, sent), tensors in zip(self.counted.items(), by_tensor, strict=True)
@@ -424,7 +427,7 @@ class Lab:
         return replace(
             head,
             round=head.round + 1,
-            standings=standing.after(
+            standings=reputation.after(
                 self.run, head.standings, bodies.keys(), refused, {"scored": scored}, (), head.roster, genesis=not head.round
             ),
             trained=head.trained + bool(bodies),

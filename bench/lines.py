@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bench.texts import Text
-from dilocox.node.clock import HEADERS
-from dilocox.node.namespaces import Traffic, lacking
-from dilocox.node.testnet import WAN, Lines, Testnet
-from dilocox.protocol.manifest import Manifest
-from dilocox.transport.data_directory import load_identity
+from dilocox.node.planning.time_model import HEADERS
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.testnet.namespaces import Traffic, lacking
+from dilocox.testnet.swarm import WAN, Lines, Testnet
+from dilocox.transport.store.data_directory import load_identity
 
 __all__ = ["PATIENCE_SECONDS", "Swarm", "swarm", "until"]
 

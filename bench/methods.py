@@ -11,10 +11,10 @@ from bench.sections import toml_value
 from bench.study.design import Cell, Choice
 from bench.study.report import DENSE
 from bench.texts import Text
-from dilocox.node.clock import Line, Site, Step, ring
-from dilocox.node.plan import PAPER, PAPER_STEPS
-from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.tensors import parameter_count
+from dilocox.node.planning.plan import PAPER, PAPER_STEPS
+from dilocox.node.planning.time_model import Line, Site, Step, ring
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.protocol.run.tensors import parameter_count
 
 __all__ = [
     "DRAWN_SHARE",

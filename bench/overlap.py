@@ -26,11 +26,11 @@ import psutil
 from bench.report import bench_parser, table, write
 from bench.texts import stdlib
 from bench.wire import payload_bytes
-from dilocox.cli.init import render_preset
-from dilocox.node.testnet import Testnet
-from dilocox.node.worker_settings import WORKER
-from dilocox.protocol.manifest import Manifest
-from dilocox.transport.data_directory import load_identity
+from dilocox.cli.run.init import render_preset
+from dilocox.node.workers.environment import WORKER
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.testnet.swarm import Testnet
+from dilocox.transport.store.data_directory import load_identity
 
 __all__ = ["main"]
 
@@ -102,8 +102,8 @@ def train_alone(run_file: str) -> None:
     import torch
     import torch.distributed as dist
 
-    from dilocox.node.training.data import load_dataset
-    from dilocox.node.training.trainer import Trainer
+    from dilocox.node.training.model.data import load_dataset
+    from dilocox.node.training.model.trainer import Trainer
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())  # type: ignore[attr-defined]

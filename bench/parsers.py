@@ -19,30 +19,33 @@ import safetensors.torch
 from google.protobuf.message import DecodeError, Message
 
 from bench.sections import toml_value
-from dilocox.coordinator.store import StoreError, StoreRefusedError
+from dilocox.coordinator.kv_store import StoreError, StoreRefusedError
 from dilocox.node.attest import simulated
-from dilocox.node.boxes.link import ClusterLink
+from dilocox.node.hosts.cluster_link import ClusterLink
 from dilocox.node.outer import checkpoint
-from dilocox.node.own import OwnStatements
-from dilocox.protocol import chain, payload, round, terms
-from dilocox.protocol.attestation import AttestationError, Evidence, check_binding
+from dilocox.node.state.signed_statements import OwnStatements
+from dilocox.protocol.consensus import chain, terms
+from dilocox.protocol.consensus.head import initial_head
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import ConfigError, RemoteError
-from dilocox.protocol.head import initial_head
 from dilocox.protocol.ids import JoinLink, key_of_peer, peer_id
-from dilocox.protocol.leaves import read_leaves
-from dilocox.protocol.manifest import Compression, Manifest, open_manifest
-from dilocox.protocol.messages import Statement, canonical, open_envelope, seal
+from dilocox.protocol.payload import payload
+from dilocox.protocol.payload.payload_index import read_leaves
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
-from dilocox.protocol.tensors import stage_tensors
-from dilocox.transport import callers, heads, tls
+from dilocox.protocol.rounds import round_machine
+from dilocox.protocol.run.manifest import Compression, Manifest, open_manifest
+from dilocox.protocol.run.tensors import stage_tensors
+from dilocox.protocol.wire.attestation import AttestationError, Evidence, check_binding
+from dilocox.protocol.wire.messages import Statement, canonical, open_envelope, seal
 from dilocox.transport.archive.storage import open_storage
-from dilocox.transport.blobs import BlobStore, PartialBlob, blob_digest
-from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.corpora import parse_folders
-from dilocox.transport.data_directory import DataDirectory, format_identity, load_identity
-from dilocox.transport.presence import Directory, cached_records
+from dilocox.transport.limits import caller_auth, head_gossip
+from dilocox.transport.net import tls
+from dilocox.transport.net.peer_directory import Directory, cached_records
+from dilocox.transport.store.blobs import BlobStore, PartialBlob, blob_digest
+from dilocox.transport.store.chain_file import ChainFile
+from dilocox.transport.store.corpus_store import parse_folders
+from dilocox.transport.store.data_directory import DataDirectory, format_identity, load_identity
 from dilocox.views.http import wrong_address
 from dilocox_etcd.client import Etcd, open_answer
 from dilocox_tee import certificates, machine, nvidia, snp, tdx
@@ -181,8 +184,8 @@ def _machine(table: Table, said: list[Statement[Any]]) -> list[Target]:
 
     def step(statement: Statement[Any], raw: bytes) -> None:
         sealed = seal(identity(1), statement.kind, RUN.run_id, raw).envelope
-        event = round.Received(open_envelope(sealed, RUN.run_id, (statement.kind,)))
-        after, _ = round.step(table.state, event, table.moment)
+        event = round_machine.Received(open_envelope(sealed, RUN.run_id, (statement.kind,)))
+        after, _ = round_machine.step(table.state, event, table.moment)
         assert after.head.round == table.head.round, "one statement closes no round here"
 
     return [
@@ -239,7 +242,7 @@ class Call:
     """Call as a service sees it."""
 
     def __init__(self, raw: bytes) -> None:
-        self._metadata = ((callers.HEADER, raw),)
+        self._metadata = ((caller_auth.HEADER, raw),)
 
     def invocation_metadata(self) -> Any:
         return self._metadata
@@ -270,8 +273,8 @@ def _names() -> list[Target]:
     ours = [RUN, manifest(compression={"codec": "topk-int2", "k": 64, "rank": None})]
     owned = manifest(run={"owner": COORDINATOR.key.hex()})
     signed = seal(COORDINATOR, pb.KIND_MANIFEST, owned.run_id, owned.canonical_bytes()).envelope
-    pen = callers.Credentials(identity(1), RUN.run_id, b"der")
-    known = callers.Callers(RUN.run_id, b"der")
+    pen = caller_auth.Credentials(identity(1), RUN.run_id, b"der")
+    known = caller_auth.Callers(RUN.run_id, b"der")
     tip = services.Tip(round=3, head=digest(3), why="a sentence").SerializeToString()
 
     def document(raw: bytes) -> None:
@@ -306,10 +309,10 @@ def _names() -> list[Target]:
         assert peer_id(key_of_peer(_text(raw))) == _text(raw), "a key with two names"
 
     def caller(raw: bytes) -> None:
-        assert known.peer(cast(callers.Context, Call(raw))) == identity(1).peer, "somebody who did not sign"
+        assert known.peer(cast(caller_auth.Context, Call(raw))) == identity(1).peer, "somebody who did not sign"
 
     def tips(raw: bytes) -> None:
-        heads.Heads().take("somebody", ((heads.HEADER, raw),))
+        head_gossip.Heads().take("somebody", ((head_gossip.HEADER, raw),))
 
     def page(raw: bytes) -> None:
         host, _, origin = _text(raw).partition("\n")

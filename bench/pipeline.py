@@ -4,7 +4,7 @@ that share it.
 Two processes have one thread each. Alone, each of them computes the whole batch by itself. Both do so at the same time,
 so cores, caches and memory are as busy as in the pipeline. As a pipeline they share the same microbatches. A step is
 forward and backward, without optimizer. Efficiency is seconds alone over 2 x seconds of the pipeline; the slower worker
-counts. The bound follows from the schedule's bubble (node/memory.py).
+counts. The bound follows from the schedule's bubble (node/planning/memory_model.py).
 
 The bench also shows how two busy cores slow each other, as seconds of the whole batch while the other worker waits. A
 worker that waits in the bubble makes the other faster, so a result can exceed the bound. Steps of all kinds alternate
@@ -28,13 +28,13 @@ import torch.distributed as dist
 
 from bench.report import bench_parser, judge, machine, table, write
 from bench.sections import model_section
-from dilocox.node.memory import bubble
-from dilocox.node.tiling import chunks
-from dilocox.node.training.mesh import Mesh
-from dilocox.node.training.rendezvous import join_generation
-from dilocox.node.training.trainer import Trainer
-from dilocox.node.worker_settings import RENDEZVOUS
-from dilocox.protocol.manifest import Manifest, Schedule
+from dilocox.node.planning.memory_model import bubble
+from dilocox.node.training.model.mesh import Mesh
+from dilocox.node.training.model.rendezvous import join_generation
+from dilocox.node.training.model.trainer import Trainer
+from dilocox.node.workers.environment import RENDEZVOUS
+from dilocox.node.workers.placement import chunks
+from dilocox.protocol.run.manifest import Manifest, Schedule
 
 __all__ = ["main", "missed"]
 

@@ -30,23 +30,23 @@ from bench.lab import Lab, process_group_of_one
 from bench.report import bench_parser, judge, load_preset, machine, table, write
 from bench.sections import merge, model_section
 from bench.texts import Text
-from dilocox.cli.init import averaging, render_preset
+from dilocox.cli.run.init import averaging, render_preset
 from dilocox.node.data.build import build
 from dilocox.node.data.finding import STDLIB, find_files
-from dilocox.node.data.tokens import open_encoder
-from dilocox.node.privacy import Account, Budget
-from dilocox.node.training.data import load_dataset, load_private
-from dilocox.node.training.mesh import Mesh
-from dilocox.node.training.noisy import Drawn, Noise
-from dilocox.node.training.trainer import Trainer
-from dilocox.protocol.corpus import BYTES
+from dilocox.node.data.privacy_budget import Account, Budget
+from dilocox.node.data.tokenizers import open_encoder
+from dilocox.node.training.model.data import load_dataset, load_private
+from dilocox.node.training.model.dp_gradients import Drawn, Noise
+from dilocox.node.training.model.mesh import Mesh
+from dilocox.node.training.model.trainer import Trainer
 from dilocox.protocol.errors import ConfigError
-from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.messages import canonical
-from dilocox.protocol.model import Lora
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.tensors import trained_count
-from dilocox.transport.blobs import BlobStore
+from dilocox.protocol.run.corpus import BYTES
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.protocol.run.model import Lora
+from dilocox.protocol.run.tensors import trained_count
+from dilocox.protocol.wire.messages import canonical
+from dilocox.transport.store.blobs import BlobStore
 
 __all__ = ["main"]
 

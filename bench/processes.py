@@ -8,8 +8,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
 
-from dilocox.node.namespaces import Namespaces
-from dilocox.node.testnet import WAN
+from dilocox.testnet.namespaces import Namespaces
+from dilocox.testnet.swarm import WAN
 
 __all__ = ["Peer", "started"]
 

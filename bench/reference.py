@@ -11,11 +11,11 @@ from itertools import pairwise
 from pathlib import Path
 
 from bench.pages import markdown, render
-from dilocox.cli.exits import Exit
+from dilocox.cli.exit_codes import Exit
 from dilocox.protocol import limits
 from dilocox.protocol.errors import reason_name
-from dilocox.views import fields
-from dilocox.views.faults import FAULTS
+from dilocox.views import json_schema as fields
+from dilocox.views.error_codes import FAULTS
 from dilocox.views.reasons import REASONS
 
 __all__ = ["ADVICE", "ADVICE_PAGE", "API", "API_PAGE", "BLOCKS", "main"]
@@ -84,12 +84,12 @@ def fault_rows() -> str:
 
 
 BLOCKS: Mapping[str, Callable[[], str]] = {
-    "rules": lambda: figure("protocol/rules.py", "kind  "),
-    "coordinator": lambda: figure("protocol/round.py", "round 0"),
-    "member": lambda: figure("protocol/member.py", "state before"),
-    "phase": lambda: figure("protocol/phase.py", "when  "),
+    "rules": lambda: figure("protocol/consensus/rules.py", "kind  "),
+    "coordinator": lambda: figure("protocol/rounds/round_machine.py", "round 0"),
+    "member": lambda: figure("protocol/member/member.py", "state before"),
+    "phase": lambda: figure("protocol/member/phase.py", "when  "),
     "norms": lambda: figure("protocol/norms.py", "code 0"),
-    "standing": lambda: figure("protocol/standing.py", "takes a seat in"),
+    "standing": lambda: figure("protocol/consensus/reputation.py", "takes a seat in"),
     "reasons": reasons,
     "limits": limit_rows,
 }
@@ -115,7 +115,7 @@ API: Mapping[str, Callable[[], str]] = {
 
 ADVICE: Mapping[str, Callable[[], str]] = {
     "advice": advice_rows,
-    "well": lambda: figure("views/answers.py", "healthy  "),
+    "well": lambda: figure("views/health.py", "healthy  "),
     "exits": exit_rows,
     "faults": fault_rows,
 }

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from dilocox.cli.init import render_preset
-from dilocox.protocol.manifest import Manifest
+from dilocox.cli.run.init import render_preset
+from dilocox.protocol.run.manifest import Manifest
 
 __all__ = ["bench_parser", "judge", "load_preset", "machine", "table", "write"]
 

@@ -34,15 +34,15 @@ from bench.report import RESULTS, bench_parser, judge, machine, table, write
 from bench.study.analysis import T95, interval
 from bench.texts import Text, text_of
 from bench.tuning import tune
-from dilocox.cli.init import preset_names
-from dilocox.node.namespaces import Namespaces, Net, lacking
-from dilocox.node.plan import PAPER, PUBLISHED
-from dilocox.node.testnet import WAN
+from dilocox.cli.run.init import preset_names
+from dilocox.node.planning.plan import PAPER, PUBLISHED
 from dilocox.protocol.crypto import sha256
-from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.tensors import parameter_count
-from dilocox.transport.files import write_atomically
-from dilocox.transport.rates import bits_per_second
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.protocol.run.tensors import parameter_count
+from dilocox.testnet.namespaces import Namespaces, Net, lacking
+from dilocox.testnet.swarm import WAN
+from dilocox.transport.limits.rate_limits import bits_per_second
+from dilocox.transport.store.files import write_atomically
 
 __all__ = ["METHODS", "Found", "Point", "Scale", "main", "missed"]
 

@@ -22,10 +22,10 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.baselines import CocktailSGD, decoded_message
-from dilocox.node.training.data import load_dataset
-from dilocox.node.training.inner import InnerOptimizer
-from dilocox.node.training.model import Chain, build_chain, initial_values
-from dilocox.protocol.manifest import Manifest
+from dilocox.node.training.model.data import load_dataset
+from dilocox.node.training.model.inner import InnerOptimizer
+from dilocox.node.training.model.model import Chain, build_chain, initial_values
+from dilocox.protocol.run.manifest import Manifest
 
 __all__ = ["main"]
 

@@ -19,9 +19,9 @@ from typing import Any
 from bench.chaos.__main__ import RUN
 from bench.report import bench_parser, judge, machine, table, write
 from bench.texts import stdlib
-from dilocox.node.boxes.link import CLUSTER_LINK
-from dilocox.node.testnet import Member, Testnet
-from dilocox.transport.data_directory import load_identity
+from dilocox.node.hosts.cluster_link import CLUSTER_LINK
+from dilocox.testnet.swarm import Member, Testnet
+from dilocox.transport.store.data_directory import load_identity
 
 __all__ = ["main", "missed"]
 
@@ -52,7 +52,7 @@ def import_seconds() -> float:
     """Return the seconds of a worker's import, before any work."""
     began = time.monotonic()
     safe = {**os.environ, "PYTHONSAFEPATH": "1"}
-    subprocess.run([sys.executable, "-c", "import dilocox.node.training.worker"], check=True, env=safe)
+    subprocess.run([sys.executable, "-c", "import dilocox.node.training.worker.worker"], check=True, env=safe)
     return time.monotonic() - began
 
 

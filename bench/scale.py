@@ -20,18 +20,20 @@ from bench.report import bench_parser, judge, table, write
 from dilocox.coordinator.driver import clock
 from dilocox.coordinator.service import CoordinatorService
 from dilocox.node.attest.verify import appraise
-from dilocox.protocol import chain, ids, limits, rules, sampling
-from dilocox.protocol.chain import Closing
+from dilocox.protocol import ids, limits
+from dilocox.protocol.checks import availability_rules
+from dilocox.protocol.consensus import chain, rules
+from dilocox.protocol.consensus.chain import Closing
+from dilocox.protocol.consensus.head import Head, advance, initial_head
+from dilocox.protocol.consensus.pool import Gathered
 from dilocox.protocol.crypto import Identity, sha256
-from dilocox.protocol.gathered import Gathered
-from dilocox.protocol.head import Head, advance, initial_head
-from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.messages import Statement, seal
 from dilocox.protocol.norms import norm_code
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
-from dilocox.transport.chain_file import ChainFile, open_database
-from dilocox.views import rows as views
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.protocol.wire.messages import Statement, seal
+from dilocox.transport.store.chain_file import ChainFile, open_database
+from dilocox.views import json_views as views
 from tests import helpers
 
 __all__ = ["main"]
@@ -168,7 +170,7 @@ class Crowd:
 
     def receipts(self, head: Head, ballot: Statement[pb.Ballot], listed: Sequence[str]) -> list[Statement[pb.Receipt]]:
         at = {peer: index for index, peer in enumerate(listed)}
-        samples = sampling.due(self.run, head)
+        samples = availability_rules.due(self.run, head)
 
         def body(number: int, peer: str) -> pb.Receipt:
             others = [index for index in range(len(listed)) if index != at[peer]]
@@ -184,7 +186,7 @@ class Crowd:
                 scored=scored,
                 score=[-150 - number % 100 for _ in scored],
                 scores=helpers.digest("scores", number, head.round),
-                lacking=sampling.told(samples, peer, head.roster),
+                lacking=availability_rules.told(samples, peer, head.roster),
             )
 
         return self.everybody(pb.KIND_RECEIPT, body)

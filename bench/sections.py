@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from dilocox.protocol.model import Config
+from dilocox.protocol.run.model import Config
 
 __all__ = ["merge", "model_section", "toml_value"]
 

@@ -17,11 +17,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench.report import bench_parser, judge, load_preset, table, write
-from dilocox.cli.init import preset_names
-from dilocox.node.clock import model_payload_bytes
+from dilocox.cli.run.init import preset_names
+from dilocox.node.planning.time_model import model_payload_bytes
 from dilocox.protocol import limits
-from dilocox.protocol.manifest import Manifest
-from dilocox.transport.blobs import BlobStore, digest_of
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.transport.store.blobs import BlobStore, digest_of
 from dilocox_availability import erasure, shards
 from dilocox_availability.shards import Code
 from dilocox_availability.store import code_root, make_share

@@ -17,11 +17,11 @@ from pathlib import Path
 
 from bench.report import bench_parser
 from dilocox.coordinator.driver import RoundDriver, clock
-from dilocox.coordinator.log import RoundLog
+from dilocox.coordinator.kv_store import StoreError
+from dilocox.coordinator.round_log import RoundLog
 from dilocox.coordinator.shared_log import Holder, SharedLog
-from dilocox.coordinator.store import StoreError
-from dilocox.protocol import round
-from dilocox.transport.chain_file import ChainFile
+from dilocox.protocol.rounds import round_machine
+from dilocox.transport.store.chain_file import ChainFile
 from dilocox_etcd.client import Etcd, parse_store
 from tests.helpers import COORDINATOR, Table, identity, manifest
 
@@ -36,12 +36,12 @@ async def measure(chain: ChainFile, log: RoundLog | None, count: int) -> float:
     driver, slots = RoundDriver(COORDINATOR, chain, lambda sent: None, clock, log), asyncio.Semaphore(AT_ONCE)
     table = Table(RUN)
     for number in range(2):  # too few to begin
-        driver.feed(round.Received(table.claim(number)))
+        driver.feed(round_machine.Received(table.claim(number)))
     name = identity(0).peer
 
     async def one(number: int) -> None:
         async with slots:
-            driver.feed(round.Present(name) if number % 2 else round.Absent(name))
+            driver.feed(round_machine.Present(name) if number % 2 else round_machine.Absent(name))
             await driver.flush()
 
     began = time.perf_counter()

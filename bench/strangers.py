@@ -27,14 +27,14 @@ from bench.floods import FLOODS, flood_rows, missed_floods, run_flood
 from bench.honest import HonestPeer
 from bench.report import bench_parser, judge, machine, table, write
 from bench.texts import stdlib
-from dilocox.node.testnet import Testnet
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.transport.data_directory import format_identity
-from dilocox.transport.memory import few_arenas
-from dilocox.transport.rpc import allow_open_files
-from dilocox.transport.tls import fetch_certificate
+from dilocox.testnet.swarm import Testnet
+from dilocox.transport.net.rpc import allow_open_files
+from dilocox.transport.net.tls import fetch_certificate
+from dilocox.transport.process.malloc import few_arenas
+from dilocox.transport.store.data_directory import format_identity
 
 __all__ = ["main", "measure", "missed"]
 

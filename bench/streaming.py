@@ -20,13 +20,13 @@ from torch import Tensor
 
 from bench.lab import CPU, Point
 from bench.texts import stdlib
-from dilocox.node.clock import Method, Site, exchange_seconds
 from dilocox.node.outer.state import EncodedStage, StageState, rebase, start_phase
-from dilocox.node.training.data import load_dataset
-from dilocox.node.training.mesh import Mesh
-from dilocox.node.training.trainer import Trainer
-from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.tensors import EMBEDDING, TensorSpec, stage_tensors
+from dilocox.node.planning.time_model import Method, Site, exchange_seconds
+from dilocox.node.training.model.data import load_dataset
+from dilocox.node.training.model.mesh import Mesh
+from dilocox.node.training.model.trainer import Trainer
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.protocol.run.tensors import EMBEDDING, TensorSpec, stage_tensors
 
 __all__ = ["Streaming", "fragment_of", "turns"]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dilocox.node.data.build import build_stdlib
 from dilocox.node.data.finding import STDLIB
-from dilocox.transport.corpora import last_built, library, parse_folders
+from dilocox.transport.store.corpus_store import last_built, library, parse_folders
 
 __all__ = ["UNREAD", "Text", "stdlib", "text_of"]
 

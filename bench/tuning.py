@@ -27,13 +27,13 @@ from bench.sections import merge
 from bench.study.design import MOMENTA
 from bench.study.design import RANGES as STUDIED
 from bench.study.search import moved_on
-from dilocox.node.clock import Line, Site, Step
-from dilocox.node.training.data import Dataset
+from dilocox.node.planning.time_model import Line, Site, Step
+from dilocox.node.training.model.data import Dataset
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import ConfigError
-from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.tensors import parameter_count
-from dilocox.transport.files import write_atomically
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.protocol.run.tensors import parameter_count
+from dilocox.transport.store.files import write_atomically
 
 __all__ = ["DRAWS", "RANGES", "SEED", "Trial", "aside", "beyond", "drawn", "merged", "trial", "trials", "tune", "with_aside"]
 

@@ -7,9 +7,9 @@ import torch
 
 from bench.report import bench_parser, load_preset, table, write
 from dilocox.node.outer.state import StageState
-from dilocox.protocol import payload
-from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.tensors import parameter_count, stage_tensors
+from dilocox.protocol.payload import payload
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.protocol.run.tensors import parameter_count, stage_tensors
 
 __all__ = ["main"]
 

@@ -1,6 +1,6 @@
 """`python -m dilocox.cli`: the command, where it is not installed."""
 
-from dilocox.cli.start import main
+from dilocox.cli.bootstrap import main
 
 if __name__ == "__main__":
     main()

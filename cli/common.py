@@ -20,16 +20,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dilocox.cli.exits import Exit
+from dilocox.cli.exit_codes import Exit
 from dilocox.protocol import limits
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.ids import JoinLink, printable
-from dilocox.transport.files import find_chains, find_events, in_order_of_use, read_named
-from dilocox.transport.health import base_folder, running_daemon, runs
-from dilocox.views.faults import do_about
+from dilocox.transport.process.health import base_folder, running_daemon, runs
+from dilocox.transport.store.files import find_chains, find_events, in_order_of_use, read_named
+from dilocox.views.error_codes import do_about
 
 if TYPE_CHECKING:
-    from dilocox.protocol.manifest import Manifest
+    from dilocox.protocol.run.manifest import Manifest
     from dilocox.transport.archive.source import ArchivePlace
 
 __all__ = [
@@ -207,7 +207,7 @@ def testnet_folder() -> Path:
 
 
 def fail(message: str, exit: Exit = Exit.UNEXPECTED, help: str | None = None, code: str | None = None) -> NoReturn:
-    """Say what failed and one thing to do, and exit. `code`: of views/faults.py; None: what follows from the exit."""
+    """Say what failed and one thing to do, and exit. `code`: of views/error_codes.py; None: what follows from the exit."""
     code = CODES[exit] if code is None else code
     errors.print(Text.assemble((f"error[{code}]", "bold red"), f": {shown(message)}"), soft_wrap=True)
     if help:
@@ -256,7 +256,7 @@ def check_place(file: Path, option: str = "") -> None:
 
 def read_run(run_file: Path) -> "Manifest":
     """Exit where there is none. Raises ConfigError where it is no run."""
-    from dilocox.protocol.manifest import Manifest  # loads slowly, and `status` needs none
+    from dilocox.protocol.run.manifest import Manifest  # loads slowly, and `status` needs none
 
     return Manifest.from_toml(read_run_text(run_file))
 
@@ -409,7 +409,7 @@ def stranger(url: str, why: str) -> NoReturn:
 
 def _operator(home: Path) -> dict[str, str]:
     """Return the header that proves the daemon's operator; empty if the folder has no key, or it is not readable."""
-    from dilocox.transport.data_directory import API_KEY  # loads slowly
+    from dilocox.transport.store.data_directory import API_KEY  # loads slowly
 
     try:
         return {"Authorization": f"Bearer {(home / API_KEY).read_text()}"}

@@ -13,10 +13,10 @@ import typer
 
 from dilocox.cli.common import JsonOption, fail, print_json, print_table
 from dilocox.cli.environment import said_in
-from dilocox.cli.exits import Exit
+from dilocox.cli.exit_codes import Exit
 from dilocox.protocol.errors import ConfigError
-from dilocox.transport.files import read_named
-from dilocox.transport.notify import parse_notice
+from dilocox.transport.notify.notify import parse_notice
+from dilocox.transport.store.files import read_named
 
 __all__ = ["ConfigOption", "app", "validated"]
 

@@ -17,7 +17,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from dilocox.cli.verbs import VERBS, Verbs, listing
+from dilocox.cli.commands import VERBS, Verbs, listing
 from dilocox.protocol.errors import ConfigError
 
 __all__ = ["Root", "long_flag", "refuse_unknown", "said_in", "variable", "verbs"]

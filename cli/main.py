@@ -7,9 +7,9 @@ import typer
 
 from dilocox.cli.common import console, fail
 from dilocox.cli.environment import Root
-from dilocox.cli.exits import Exit
-from dilocox.transport.memory import few_arenas
-from dilocox.views.faults import FAULTS, code_of, do_about
+from dilocox.cli.exit_codes import Exit
+from dilocox.transport.process.malloc import few_arenas
+from dilocox.views.error_codes import FAULTS, code_of, do_about
 
 __all__ = ["app", "main"]
 

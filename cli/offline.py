@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from dilocox.cli.common import errors, fail, find_chain_files
-from dilocox.cli.exits import Exit
+from dilocox.cli.exit_codes import Exit
 from dilocox.protocol.pb import services_pb2 as services
-from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.data_directory import load_identity
-from dilocox.transport.event_log import EVENTS, Happened, read_page
-from dilocox.views import rows as views
+from dilocox.transport.store.chain_file import ChainFile
+from dilocox.transport.store.data_directory import load_identity
+from dilocox.transport.store.event_log import EVENTS, Happened, read_page
+from dilocox.views import json_views as views
+from dilocox.views.error_codes import do_about
 from dilocox.views.explain import NotThere
 from dilocox.views.explain import explain as explained
-from dilocox.views.faults import do_about
 
 __all__ = ["explain", "peers", "rounds", "stages", "status"]
 

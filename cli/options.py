@@ -25,16 +25,16 @@ from dilocox.cli.common import (
     set_up_logging,
 )
 from dilocox.cli.config import ConfigOption, validated
-from dilocox.coordinator.store import StoreFiles, StorePlace, parse_place
-from dilocox.node.worker_settings import OuterState
+from dilocox.coordinator.kv_store import StoreFiles, StorePlace, parse_place
+from dilocox.node.workers.environment import OuterState
 from dilocox.protocol import limits
 from dilocox.protocol.errors import ConfigError
-from dilocox.transport.health import base_folder
-from dilocox.transport.hours import Hours
-from dilocox.transport.network import Listen
-from dilocox.transport.notify import Notice, parse_notice
-from dilocox.transport.parent_pipe import exit_with_parent
-from dilocox.transport.rates import SLOWEST_DOWNLOAD_BITS_PER_SECOND, Rates, parse_rates
+from dilocox.transport.limits.rate_limits import SLOWEST_DOWNLOAD_BITS_PER_SECOND, Rates, parse_rates
+from dilocox.transport.limits.schedule import Hours
+from dilocox.transport.net.network import Listen
+from dilocox.transport.notify.notify import Notice, parse_notice
+from dilocox.transport.process.health import base_folder
+from dilocox.transport.process.parent_pipe import exit_with_parent
 
 __all__ = [
     "ClusterOptions",
@@ -315,7 +315,7 @@ class PrivateOptions:
             raise ConfigError(
                 "--private-epsilon: sequences are bounded where one worker holds the whole model: say --devices 1"
             )
-        from dilocox.node.privacy import Budget  # only for a run on private data
+        from dilocox.node.data.privacy_budget import Budget  # only for a run on private data
 
         clip = 1.0 if self.private_clip is None else self.private_clip
         return {"private": self.private, "budget": Budget(self.private_epsilon, self.private_delta, clip)}

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from dilocox.protocol import limits
-from dilocox.protocol.attestation import NONCE_BYTES, AttestationError, Code
+from dilocox.protocol.wire.attestation import NONCE_BYTES, AttestationError, Code
 
 __all__ = ["Challenges"]
 

@@ -14,40 +14,40 @@ from typing import Protocol
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from dilocox.coordinator.desk import Desk
-from dilocox.coordinator.office import Office, take_office, win_office, write_down_store
+from dilocox.coordinator.frontend import Desk
+from dilocox.coordinator.kv_store import StorePlace
+from dilocox.coordinator.leadership import Office, take_office, win_office, write_down_store
 from dilocox.coordinator.service import Contacts, CoordinatorService
 from dilocox.coordinator.shared_log import DeposedError, Holder, SharedLog
-from dilocox.coordinator.store import StorePlace
-from dilocox.protocol import round
-from dilocox.protocol.attestation import Appraiser
 from dilocox.protocol.crypto import Identity, sha256
 from dilocox.protocol.errors import ConfigError, RemoteError
-from dilocox.protocol.findings import Level, initial_state
 from dilocox.protocol.ids import JoinLink, Way
-from dilocox.protocol.manifest import Manifest, Model
-from dilocox.protocol.messages import seal
+from dilocox.protocol.member.node_status import FEWER_MACHINES, REMINDER_SECONDS
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2_grpc as rpc
-from dilocox.protocol.status import FEWER_MACHINES, REMINDER_SECONDS
-from dilocox.protocol.tensors import trained_count
-from dilocox.transport.blobs import BlobStore
-from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.corpora import Shelf, corpus_in, weights_shelf
-from dilocox.transport.data_directory import DataDirectory
-from dilocox.transport.diary import open_diary
-from dilocox.transport.event_log import EventLog
-from dilocox.transport.handover import take_over
-from dilocox.transport.network import Listen, Network, open_network
-from dilocox.transport.notify import Notice
-from dilocox.transport.rates import Rates
-from dilocox.transport.room import while_there_is_room
-from dilocox.transport.serve import PeerService, Served, ServedRun
-from dilocox.transport.tasks import Stopped, Tasks
-from dilocox.transport.traffic import Traffic
-from dilocox.views import rows as views
-from dilocox.views.answers import answers_of_coordinator
-from dilocox.views.door import Door, open_door
+from dilocox.protocol.rounds import round_machine
+from dilocox.protocol.run.manifest import Manifest, Model
+from dilocox.protocol.run.run_lint import Level, initial_state
+from dilocox.protocol.run.tensors import trained_count
+from dilocox.protocol.wire.attestation import Appraiser
+from dilocox.protocol.wire.messages import seal
+from dilocox.transport.limits.rate_limits import Rates
+from dilocox.transport.limits.traffic import Traffic
+from dilocox.transport.net.blob_server import PeerService, Served, ServedRun
+from dilocox.transport.net.network import Listen, Network, open_network
+from dilocox.transport.notify.event_sinks import open_diary
+from dilocox.transport.notify.notify import Notice
+from dilocox.transport.process.disk_pressure import while_there_is_room
+from dilocox.transport.process.tasks import Stopped, Tasks
+from dilocox.transport.store.appointment_bundle import take_over
+from dilocox.transport.store.blobs import BlobStore
+from dilocox.transport.store.chain_file import ChainFile
+from dilocox.transport.store.corpus_store import Shelf, corpus_in, weights_shelf
+from dilocox.transport.store.data_directory import DataDirectory
+from dilocox.transport.store.event_log import EventLog
+from dilocox.views import json_views as views
+from dilocox.views.api_listener import Door, open_door
+from dilocox.views.health import answers_of_coordinator
 from dilocox.views.http import add_run_routes, create_app
 from dilocox.views.metrics import RunMetrics
 
@@ -302,7 +302,7 @@ async def remind(service: CoordinatorService) -> None:
     while not service.state.head.round:
         await asyncio.sleep(REMINDER_SECONDS)
         if not service.state.head.round:
-            log.warning("%s: %s", round.why_open(service.state), FEWER_MACHINES)
+            log.warning("%s: %s", round_machine.why_open(service.state), FEWER_MACHINES)
 
 
 def _link(manifest: Manifest, home: DataDirectory, network: Network, others: Sequence[Holder]) -> JoinLink:
@@ -404,7 +404,7 @@ def create_coordinator_app(
 
     async def status() -> views.View:
         state = service.state
-        phase, why, still = round.phase_of(state), round.why_open(state), state.stands_still
+        phase, why, still = round_machine.phase_of(state), round_machine.why_open(state), state.stands_still
         return {
             "role": "coordinator",
             "name": name,

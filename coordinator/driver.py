@@ -12,16 +12,17 @@ import logging
 import time
 from collections.abc import Callable
 
-from dilocox.coordinator.log import Committed, Entry, InputLog, KeptFirst, LogItem, RoundLog
-from dilocox.protocol import chain as chains
-from dilocox.protocol import round
+from dilocox.coordinator.round_log import Committed, Entry, InputLog, KeptFirst, LogItem, RoundLog
+from dilocox.protocol.consensus import chain as chains
+from dilocox.protocol.consensus.head import Head
+from dilocox.protocol.consensus.rules import Judgement
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.events import Event
-from dilocox.protocol.head import Head
-from dilocox.protocol.messages import Statement, open_envelope, seal
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.round import (
+from dilocox.protocol.rounds import round_machine
+from dilocox.protocol.rounds.round_events import Telling
+from dilocox.protocol.rounds.round_machine import (
     Close,
     Differ,
     Input,
@@ -34,9 +35,8 @@ from dilocox.protocol.round import (
     SealBallot,
     Tick,
 )
-from dilocox.protocol.rules import Judgement
-from dilocox.protocol.telling import Telling
-from dilocox.transport.chain_file import ChainFile
+from dilocox.protocol.wire.messages import Statement, open_envelope, seal
+from dilocox.transport.store.chain_file import ChainFile
 
 __all__ = ["Clock", "RoundDriver"]
 
@@ -95,15 +95,15 @@ class RoundDriver:
         self._wake = asyncio.Event()
         self._signed = False
         """Whether this process has signed a commit, or is about to: what nodes give back then comes too late."""
-        self.state: RoundState = round.start(chain.manifest, chain.head, self._now().seconds)
+        self.state: RoundState = round_machine.start(chain.manifest, chain.head, self._now().seconds)
 
     def resume(self) -> None:
         """Resume after the last batch. At first no peer is live, and nothing is signed before a majority of the roster is."""
         entries = list(self._log.replay())
         if entries:
-            self.state = round.start(self.chain.manifest, self.chain.head, entries[0].moment.seconds)
+            self.state = round_machine.start(self.chain.manifest, self.chain.head, entries[0].moment.seconds)
         for number, entry in enumerate(entries):
-            state, effects = round.decide(self.state, entry.event, entry.moment)
+            state, effects = round_machine.decide(self.state, entry.event, entry.moment)
             if effects and isinstance(effects[-1], Close):
                 log.warning("what would close round %d is on disk without its commit; it is waited for again", state.head.round)
                 self._batch.append(KeptFirst(number))  # another start would stop here too, and miss what comes now
@@ -140,7 +140,7 @@ class RoundDriver:
             self._queued.append(event)
             return None
         moment, before = self._now(), self.state
-        self.state, effects = round.decide(before, event, moment)
+        self.state, effects = round_machine.decide(before, event, moment)
         if self.state is not before and self.state != before:
             self._batch.append(Entry(event, moment))
         self._happened += self._telling.saw(before, self.state, moment)
@@ -168,7 +168,7 @@ class RoundDriver:
         before = self.state
 
         def make() -> tuple[RoundState, Statement[pb.Commit]]:
-            after, sealing = round.close(before, moment)
+            after, sealing = round_machine.close(before, moment)
             return after, seal(self.identity, pb.KIND_COMMIT, self._run_id, sealing.body)
 
         self.state, commit = await asyncio.to_thread(make)
@@ -183,7 +183,7 @@ class RoundDriver:
         """Commit and the beginning of the round that follows, in one batch."""
         self._produced += 1
         self._batch.append(Committed(before, commit, self.state.head))
-        self._batch += [Entry(event, moment) for event in round.inherited(self.state)]
+        self._batch += [Entry(event, moment) for event in round_machine.inherited(self.state)]
         self._outbox.append(commit)
         self._happened += self._telling.closed(before, commit.body, self.state.head)
 
@@ -230,7 +230,7 @@ class RoundDriver:
     async def run(self) -> None:
         """Write, send, and notice deadlines, until cancelled."""
         while True:
-            now, due = self._now().seconds, round.next_deadline(self.state)
+            now, due = self._now().seconds, round_machine.next_deadline(self.state)
             if due is not None and now >= due:
                 self.feed(Tick())
             await self.flush()
@@ -255,7 +255,7 @@ class RoundDriver:
             raise RemoteError(pb.REASON_WRONG_HEAD, "another commit was signed in its place")
         log.warning("took back commit %d, which this database did not hold", commit.body.round)
         moment = self._now()
-        self.state = round.start(self.chain.manifest, after, moment.seconds)
+        self.state = round_machine.start(self.chain.manifest, after, moment.seconds)
         self._committed(head, commit, moment)
         self.feed(Resumed(healed=True))
         await self.flush()

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from dilocox.protocol import limits
-from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
+from dilocox.protocol.wire.messages import Statement
 
 __all__ = ["Liveness"]
 

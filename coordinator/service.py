@@ -18,27 +18,36 @@ from dilocox.coordinator import driver as driving
 from dilocox.coordinator.challenges import Challenges
 from dilocox.coordinator.driver import RoundDriver
 from dilocox.coordinator.liveness import Liveness
-from dilocox.coordinator.log import RoundLog
-from dilocox.coordinator.streams import Streams
-from dilocox.protocol import limits, round
-from dilocox.protocol.attestation import Appraiser, AttestationError, Evidence, Policy, check_binding, report_data, summary
+from dilocox.coordinator.round_log import RoundLog
+from dilocox.coordinator.stream_limits import Streams
+from dilocox.protocol import limits
+from dilocox.protocol.consensus.rules import ACCEPT, JUDGES, Judgement, Outcome, ignore, reject
 from dilocox.protocol.crypto import Identity, sha256
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.events import Event, RoundOpen, StatementRefused
 from dilocox.protocol.ids import peer_id, short
-from dilocox.protocol.messages import Statement, open_envelope, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
-from dilocox.protocol.round import Absent, Attested, Differ, Present, Received, Refused, RoundState
-from dilocox.protocol.rules import ACCEPT, JUDGES, Judgement, Outcome, ignore, reject
-from dilocox.transport.addresses import address_of
-from dilocox.transport.callers import Context
-from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.event_log import EventLog
-from dilocox.transport.presence import life_of, same_place
-from dilocox.transport.serve import send
-from dilocox.transport.token_bucket import TokenBucket
+from dilocox.protocol.rounds import round_machine
+from dilocox.protocol.rounds.round_machine import Absent, Attested, Differ, Present, Received, Refused, RoundState
+from dilocox.protocol.wire.attestation import (
+    Appraiser,
+    AttestationError,
+    Evidence,
+    Policy,
+    check_binding,
+    report_data,
+    summary,
+)
+from dilocox.protocol.wire.messages import Statement, open_envelope, seal
+from dilocox.transport.limits.addresses import address_of
+from dilocox.transport.limits.caller_auth import Context
+from dilocox.transport.limits.token_bucket import TokenBucket
+from dilocox.transport.net.blob_server import send
+from dilocox.transport.net.peer_directory import life_of, same_place
+from dilocox.transport.store.chain_file import ChainFile
+from dilocox.transport.store.event_log import EventLog
 
 __all__ = ["Contacts", "CoordinatorService"]
 
@@ -229,7 +238,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
 
     def _say(self) -> None:
         """Why the round is open, where that changed since the last time: a sentence a second, however many contribute."""
-        why = round.why_open(self.state)
+        why = round_machine.why_open(self.state)
         if why != self._said:
             self._said = why
             self.emit(RoundOpen(self.state.head.round, why))
@@ -237,7 +246,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
 
     def _tip(self) -> services.WatchEvent:
         head = self.chain.head
-        why, still = round.why_open(self.state), self.state.stands_still
+        why, still = round_machine.why_open(self.state), self.state.stands_still
         return services.WatchEvent(
             tip=services.Tip(
                 round=head.round,

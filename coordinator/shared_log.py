@@ -33,18 +33,18 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TypeVar
 
-from dilocox.coordinator.log import Committed, Entry, InputLog, LogItem
-from dilocox.coordinator.parts import COMMIT, KEPT, Batch, entry_of, in_parts, on_our_clock, rows_of
-from dilocox.coordinator.store import Change, Delete, Found, Guard, Item, Put, Store, StoreError
+from dilocox.coordinator.kv_store import Change, Delete, Found, Guard, Item, Put, Store, StoreError
+from dilocox.coordinator.log_chunks import COMMIT, KEPT, Batch, entry_of, in_parts, on_our_clock, rows_of
+from dilocox.coordinator.round_log import Committed, Entry, InputLog, LogItem
 from dilocox.protocol import limits
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
 from dilocox.protocol.ids import Way
-from dilocox.protocol.messages import open_envelope
 from dilocox.protocol.pb import log_pb2
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.round import Moment
-from dilocox.transport.chain_file import ChainFile
+from dilocox.protocol.rounds.round_machine import Moment
+from dilocox.protocol.wire.messages import open_envelope
+from dilocox.transport.store.chain_file import ChainFile
 
 __all__ = ["BehindError", "DeposedError", "Holder", "SharedLog", "UnreadableError"]
 

@@ -10,22 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dilocox.node.api.server import Sources, create_node_app
-from dilocox.node.attendance import Attendance
 from dilocox.node.attest.attesters import choose_attester, no_attester
 from dilocox.node.attest.kinds import require_kinds
 from dilocox.node.attest.prover import Challenger, Prover, prove
-from dilocox.node.boxes.lead_line import LeadLine, hello_of
-from dilocox.node.boxes.link import address_on, exposed
-from dilocox.node.boxes.team import ClusterSettings
-from dilocox.node.check import of_room
-from dilocox.node.checks import CorpusStore, Loops, Parts
-from dilocox.node.checks import loops as loops_of_checks
-from dilocox.node.coordinator_link import CoordinatorLink
-from dilocox.node.crew import Crew
-from dilocox.node.data.check import check_corpus
-from dilocox.node.data.supply import Supply
-from dilocox.node.downloader import Downloader, Restores
-from dilocox.node.employed import (
+from dilocox.node.cluster.cluster_hosts import ClusterSettings
+from dilocox.node.cluster.factory import (
     Employment,
     admission,
     follow_lead,
@@ -34,43 +23,63 @@ from dilocox.node.employed import (
     open_workplace,
     worker_pool,
 )
-from dilocox.node.forks import check_forks, follow_owner
-from dilocox.node.imported import import_weights
-from dilocox.node.judging import Judging
-from dilocox.node.machine import Machine, this_machine
-from dilocox.node.member_driver import MemberDriver
-from dilocox.node.own import OwnStatements
-from dilocox.node.own_text import OwnText, open_own_text
-from dilocox.node.participant import Participant, Workers
-from dilocox.node.place import MANIFEST, Daemon, Place, find_relays, keep_manifest, open_chain, open_relay_store, run_peer
-from dilocox.node.relay_store import RelayStore
-from dilocox.node.relays import Relays
-from dilocox.node.run_context import RunContext
-from dilocox.node.run_data import RunData, open_run_data
-from dilocox.node.settings import NodeSettings
-from dilocox.node.shards import OwnShards, Shards, find_shards
-from dilocox.node.workers import LOOPBACK, WorkerPool
-from dilocox.protocol import member, phase
-from dilocox.protocol.attestation import SIMULATED, AttestationError
+from dilocox.node.cluster.private_data import OwnText, open_own_text
+from dilocox.node.context.peer import (
+    MANIFEST,
+    Daemon,
+    Place,
+    find_relays,
+    keep_manifest,
+    open_chain,
+    open_relay_store,
+    run_peer,
+)
+from dilocox.node.context.run_context import RunContext
+from dilocox.node.context.settings import NodeSettings
+from dilocox.node.data.imported_weights import import_weights
+from dilocox.node.data.supply import Supply
+from dilocox.node.data.verify import check_corpus
+from dilocox.node.exchange.coordinator_client import CoordinatorLink
+from dilocox.node.exchange.downloader import Downloader, Restores
+from dilocox.node.exchange.forks import check_forks, follow_owner
+from dilocox.node.exchange.relay_store import RelayStore
+from dilocox.node.exchange.relays import Relays
+from dilocox.node.exchange.shards import OwnShards, Shards, find_shards
+from dilocox.node.hosts.cluster_link import address_on, exposed
+from dilocox.node.hosts.lead_connection import LeadLine, hello_of
+from dilocox.node.member.checks import CorpusStore, Loops, Parts
+from dilocox.node.member.checks import loops as loops_of_checks
+from dilocox.node.member.driver import MemberDriver
+from dilocox.node.member.judging import Judging
+from dilocox.node.member.participant import Participant, Workers
+from dilocox.node.member.participation import Attendance
+from dilocox.node.preflight.machine import of_room
+from dilocox.node.state.run_data import RunData, open_run_data
+from dilocox.node.state.signed_statements import OwnStatements
+from dilocox.node.workers.devices import Machine, this_machine
+from dilocox.node.workers.pool import LOOPBACK, WorkerPool
+from dilocox.node.workers.progress import Crew
 from dilocox.protocol.errors import ConfigError, LocalError
-from dilocox.protocol.findings import Level
-from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.messages import Statement
+from dilocox.protocol.member import member, phase
+from dilocox.protocol.member.node_status import FEWER_MACHINES, FINISHED, REMINDER_SECONDS
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.status import FEWER_MACHINES, FINISHED, REMINDER_SECONDS
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.protocol.run.run_lint import Level
+from dilocox.protocol.wire.attestation import SIMULATED, AttestationError
+from dilocox.protocol.wire.messages import Statement
 from dilocox.transport.archive.source import ArchiveSource
-from dilocox.transport.blobs import BlobStore
-from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.corpora import Shelf, named_store
-from dilocox.transport.data_directory import DataDirectory
-from dilocox.transport.diary import open_diary
-from dilocox.transport.event_log import EventLog
-from dilocox.transport.room import lack_of_room
-from dilocox.transport.tasks import Tasks
-from dilocox.views import rows as views
+from dilocox.transport.notify.event_sinks import open_diary
+from dilocox.transport.process.disk_pressure import lack_of_room
+from dilocox.transport.process.tasks import Tasks
+from dilocox.transport.store.blobs import BlobStore
+from dilocox.transport.store.chain_file import ChainFile
+from dilocox.transport.store.corpus_store import Shelf, named_store
+from dilocox.transport.store.data_directory import DataDirectory
+from dilocox.transport.store.event_log import EventLog
+from dilocox.views import json_views as views
 
 if TYPE_CHECKING:
-    from dilocox.node.privacy import Account
+    from dilocox.node.data.privacy_budget import Account
 
 __all__ = ["remind", "run_node", "warn_of_room"]
 
@@ -146,7 +155,7 @@ async def _open_run(settings: NodeSettings, daemon: Daemon) -> OpenRun:
     await pool.open()
     chain = await _open_chain(settings, daemon, coordinator, manifest, appointment)
     if own_text is not None:
-        from dilocox.node.privacy import steps_left
+        from dilocox.node.data.privacy_budget import steps_left
 
         steps, trained = steps_left(manifest, chain.head.trained), has_trained(place.folder)
         await asyncio.to_thread(own_text.account.lay_out, steps, manifest.rounds.inner_steps, trained)

@@ -3,29 +3,29 @@
 from pathlib import Path
 from typing import Any
 
-from dilocox.node.archiver import Archiver, ArchiveSettings
-from dilocox.node.carrying import Carrier
-from dilocox.node.downloader import Downloader
-from dilocox.node.reader import Nobody
-from dilocox.node.shards import find_shards
-from dilocox.node.starts import state_blob
+from dilocox.node.archive.archiver import Archiver, ArchiveSettings
+from dilocox.node.archive.copier import Carrier
+from dilocox.node.exchange.downloader import Downloader
+from dilocox.node.exchange.shards import find_shards
+from dilocox.node.run_reader import Nobody
+from dilocox.node.state.resume_points import state_blob
 from dilocox.protocol import limits
-from dilocox.protocol.chain import taken
-from dilocox.protocol.corpus import Corpus
+from dilocox.protocol.consensus.chain import taken
 from dilocox.protocol.crypto import Identity
-from dilocox.protocol.data_root import work_root
-from dilocox.protocol.leaves import read_leaves
-from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.messages import Statement, canonical, open_envelope, seal
+from dilocox.protocol.payload.data_root import work_root
+from dilocox.protocol.payload.payload_index import read_leaves
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.tensors import stage_tensors
+from dilocox.protocol.run.corpus import Corpus
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.protocol.run.tensors import stage_tensors
+from dilocox.protocol.wire.messages import Statement, canonical, open_envelope, seal
 from dilocox.transport.archive.archive import Archive
 from dilocox.transport.archive.chain import archived_manifest, commits_of
 from dilocox.transport.archive.index import ArchiveHead
 from dilocox.transport.archive.source import ArchivePlace
-from dilocox.transport.blobs import BlobStore
-from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.rpc import ChannelPool
+from dilocox.transport.net.rpc import ChannelPool
+from dilocox.transport.store.blobs import BlobStore
+from dilocox.transport.store.chain_file import ChainFile
 from tests.corpora import corpus_of, words
 from tests.exchanges import exchange_of
 from tests.helpers import Table, identity, manifest

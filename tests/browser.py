@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from dilocox.transport.processes import end_process
+from dilocox.transport.process.processes import end_process
 from tests.helpers import PATIENCE_SECONDS
 
 __all__ = ["Browser", "browser"]

@@ -7,7 +7,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
-from dilocox.node.data.tokens import train_tokenizer
+from dilocox.node.data.tokenizers import train_tokenizer
 from tests.corpora import words
 
 __all__ = ["CHATML", "conversations", "write_hub", "write_records"]

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from dilocox.cli import verbs
+from dilocox.cli import commands
 from dilocox.node.attest import kinds
-from dilocox.node.testnet import ANY_PORTS
+from dilocox.testnet.swarm import ANY_PORTS
 
 _frames = sys.getrecursionlimit()
 for _library_of_chains in ("eth", "py_ecc"):
@@ -103,7 +103,7 @@ def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Insta
     folder.mkdir()
     distributions = importlib.metadata.distributions
     monkeypatch.setattr(importlib.metadata, "distributions", lambda: distributions(path=[str(folder)]))
-    caches = (verbs.plugins, kinds.plug_ins)
+    caches = (commands.plugins, kinds.plug_ins)
     for cache in caches:
         cache.cache_clear()
     yield Installed(folder)

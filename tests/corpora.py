@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bench.texts import Text
 from dilocox.node.data.build import build
-from dilocox.node.data.tokens import Encoder, open_encoder
+from dilocox.node.data.tokenizers import Encoder, open_encoder
 
 __all__ = ["corpus_of", "words"]
 

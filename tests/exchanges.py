@@ -4,14 +4,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from dilocox.node.apply_builder import ApplyBuilder
-from dilocox.node.boxes.own_host import OwnHost
-from dilocox.node.downloader import Downloader, Roster
-from dilocox.node.hosted import HostedStages
-from dilocox.node.payload_checker import PayloadChecker
-from dilocox.node.shards import Roots, find_shards, roots_of
-from dilocox.node.starts import Starts
-from dilocox.protocol.manifest import Manifest
+from dilocox.node.cluster.own_host import OwnHost
+from dilocox.node.exchange.apply_builder import ApplyBuilder
+from dilocox.node.exchange.downloader import Downloader, Roster
+from dilocox.node.exchange.payload_checker import PayloadChecker
+from dilocox.node.exchange.shards import Roots, find_shards, roots_of
+from dilocox.node.state.resume_points import Starts
+from dilocox.node.workers.hosted_stages import HostedStages
+from dilocox.protocol.run.manifest import Manifest
 
 
 class Nobody:

@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from dilocox.protocol.consensus.head import Cluster
 from dilocox.protocol.crypto import sha256
-from dilocox.protocol.findings import Finding, Level
-from dilocox.protocol.head import Cluster
-from dilocox.protocol.manifest import Manifest
-from dilocox.transport.blobs import BlobStore
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.protocol.run.run_lint import Finding, Level
+from dilocox.transport.store.blobs import BlobStore
 
 
 class FakeShards:

@@ -1,9 +1,9 @@
-"""A fake of the store that coordinators share (coordinator/store.py): in memory, with etcd's transactions and leases."""
+"""A fake of the store that coordinators share (coordinator/kv_store.py): in memory, with etcd's transactions and leases."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from dilocox.coordinator.store import Change, Found, Guard, Item, Put, StoreRefusedError
+from dilocox.coordinator.kv_store import Change, Found, Guard, Item, Put, StoreRefusedError
 
 __all__ = ["FakeStore"]
 

@@ -14,18 +14,20 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from bench.sections import merge, model_section
-from dilocox.protocol import chain, events, round, rules
-from dilocox.protocol.allowed import annotated, section_of
-from dilocox.protocol.attestation import AttestationError, Code
+from dilocox.protocol import events
+from dilocox.protocol.consensus import chain, rules
+from dilocox.protocol.consensus.head import Head, initial_head, resting_on
+from dilocox.protocol.consensus.reputation import by_standing
 from dilocox.protocol.crypto import Identity
-from dilocox.protocol.head import Head, initial_head, resting_on
-from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.messages import Statement, seal
 from dilocox.protocol.norms import norm_code
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.standing import by_standing
-from dilocox.protocol.telling import Telling
-from dilocox.transport.serve import PeerService
+from dilocox.protocol.rounds import round_machine
+from dilocox.protocol.rounds.round_events import Telling
+from dilocox.protocol.run.allowed_values import annotated, section_of
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.protocol.wire.attestation import AttestationError, Code
+from dilocox.protocol.wire.messages import Statement, seal
+from dilocox.transport.net.blob_server import PeerService
 
 if TYPE_CHECKING:
     import pytest
@@ -101,10 +103,10 @@ class Table:
     def __init__(self, run: Manifest, clock: float = 1000.0, pen: Identity = COORDINATOR) -> None:
         self.run, self.now, self.pen = run, clock, pen
         self.wall_ms = 1_700_000_000_000
-        self.state = round.start(run, initial_head(pen.peer, run.model.root), clock)
+        self.state = round_machine.start(run, initial_head(pen.peer, run.model.root), clock)
         self.commits: list[Statement] = []
         self.ballots: list[Statement] = []
-        self.effects: list[round.Effect] = []
+        self.effects: list[round_machine.Effect] = []
         self.serials: dict[int, int] = {}
 
     @property
@@ -112,44 +114,44 @@ class Table:
         return self.state.head
 
     @property
-    def moment(self) -> round.Moment:
-        return round.Moment(self.now, self.wall_ms + int(1000 * self.now))
+    def moment(self) -> round_machine.Moment:
+        return round_machine.Moment(self.now, self.wall_ms + int(1000 * self.now))
 
-    def feed(self, event: round.Input) -> list[round.Effect]:
-        self.state, effects = round.step(self.state, event, self.moment)
+    def feed(self, event: round_machine.Input) -> list[round_machine.Effect]:
+        self.state, effects = round_machine.step(self.state, event, self.moment)
         self.effects = effects
         for effect in effects:
-            if isinstance(effect, round.SealCommit):
+            if isinstance(effect, round_machine.SealCommit):
                 self.commits.append(seal(self.pen, pb.KIND_COMMIT, self.run.run_id, effect.body))
                 assert self._from_log() == self.state, "what a log keeps makes another round"
-            if isinstance(effect, round.SealBallot):
+            if isinstance(effect, round_machine.SealBallot):
                 self.ballots.append(seal(self.pen, pb.KIND_BALLOT, self.run.run_id, effect.body))
-                self.feed(round.Received(self.ballots[-1]))
+                self.feed(round_machine.Received(self.ballots[-1]))
         self.effects = effects
         return effects
 
-    def _from_log(self) -> round.RoundState:
+    def _from_log(self) -> round_machine.RoundState:
         """The round that was just opened, as a restart would find it."""
-        state = round.start(self.run, self.head, self.now)
-        for event in round.inherited(self.state):
-            state, _ = round.step(state, event, self.moment)
+        state = round_machine.start(self.run, self.head, self.now)
+        for event in round_machine.inherited(self.state):
+            state, _ = round_machine.step(state, event, self.moment)
         return state
 
     def submit(self, statement: Statement) -> rules.Judgement:
-        effects = self.feed(round.Received(statement))
-        return next(effect.judgement for effect in effects if isinstance(effect, round.Reply))
+        effects = self.feed(round_machine.Received(statement))
+        return next(effect.judgement for effect in effects if isinstance(effect, round_machine.Reply))
 
     def wait(self, seconds: float) -> None:
         self.now += seconds
-        self.feed(round.Tick())
+        self.feed(round_machine.Tick())
 
     def absent(self, *numbers: int) -> None:
         for number in numbers:
-            self.feed(round.Absent(identity(number).peer))
+            self.feed(round_machine.Absent(identity(number).peer))
 
     def present(self, *numbers: int) -> None:
         for number in numbers:
-            self.feed(round.Present(identity(number).peer))
+            self.feed(round_machine.Present(identity(number).peer))
 
     def verify(self) -> Head:
         """Recheck the whole chain from outside; the machine must be at the chain's end."""
@@ -170,7 +172,7 @@ class Table:
             measurement="ab" * 48,
             valid_until_ms=self.moment.wall_ms + int(1000 * seconds),
         )
-        self.feed(round.Attested(attestation))
+        self.feed(round_machine.Attested(attestation))
         return attestation
 
     def serial(self, number: int) -> int:
@@ -250,10 +252,10 @@ class Table:
         """Return the bits of a voter that scored all well-made contributions for which it was drawn."""
         if not self.run.scoring.voters:
             return b""
-        from dilocox.protocol import scoring  # a run that scores nothing does without
+        from dilocox.protocol.checks import score_rules  # a run that scores nothing does without
 
         listed = by_standing(self.run, self.head.standings, self.state.gathered.listed())
-        drawn = scoring.duties(self.run, self.ballots[-1], me, listed)
+        drawn = score_rules.duties(self.run, self.ballots[-1], me, listed)
         return rules.bits([name not in besides for name in listed if name in drawn])
 
     def report(self, number: int, **changes: Any) -> Statement:
@@ -308,25 +310,25 @@ class Told(Table):
 
     def __init__(self, run: Manifest) -> None:
         self.telling, self.told = Telling(), list[events.Event]()
-        self._state: round.RoundState | None = None
+        self._state: round_machine.RoundState | None = None
         super().__init__(run)
 
     @property
-    def state(self) -> round.RoundState:
+    def state(self) -> round_machine.RoundState:
         assert self._state is not None
         return self._state
 
     @state.setter
-    def state(self, after: round.RoundState) -> None:
+    def state(self, after: round_machine.RoundState) -> None:
         """Report the state; a new round is reported where it is sealed."""
         before, self._state = self._state, after
         if before is not None and before.head is after.head:
             self.told += self.telling.saw(before, after, self.moment)
 
-    def feed(self, event: round.Input) -> list[round.Effect]:
+    def feed(self, event: round_machine.Input) -> list[round_machine.Effect]:
         before = self.head
         effects = super().feed(event)
-        if isinstance(effects[-1] if effects else None, round.SealCommit):
+        if isinstance(effects[-1] if effects else None, round_machine.SealCommit):
             self.told += self.telling.closed(before, self.commits[-1].body, self.head)
         return effects
 

@@ -1,11 +1,11 @@
-"""Fork server as dilocox.node.training.fork_server, whose workers import nothing, read no settings, and wait until they
+"""Fork server as dilocox.node.training.worker.fork_server, whose workers import nothing, read no settings, and wait until they
 are ended."""
 
 import os
 import time
 
-from dilocox.node.training.fork_server import serve_daemon
-from dilocox.transport.parent_pipe import exit_with_parent
+from dilocox.node.training.worker.fork_server import serve_daemon
+from dilocox.transport.process.parent_pipe import exit_with_parent
 
 if __name__ == "__main__":
     if serve_daemon():

@@ -9,28 +9,28 @@ from pathlib import Path
 
 import pytest
 
-from dilocox.node.boxes.lead import LeadService
-from dilocox.node.boxes.own_host import OwnHost
-from dilocox.node.downloader import Downloader
-from dilocox.node.forks import Forks
-from dilocox.node.relay_store import RelayStore
-from dilocox.node.relays import Relays
-from dilocox.node.shards import OwnShards, find_shards
+from dilocox.node.cluster.own_host import OwnHost
+from dilocox.node.exchange.downloader import Downloader
+from dilocox.node.exchange.forks import Forks
+from dilocox.node.exchange.relay_store import RelayStore
+from dilocox.node.exchange.relays import Relays
+from dilocox.node.exchange.shards import OwnShards, find_shards
+from dilocox.node.hosts.lead import LeadService
 from dilocox.protocol.errors import LocalError
-from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.protocol.pb.boxes_pb2_grpc import add_LeadServicer_to_server
-from dilocox.transport import tls
-from dilocox.transport.blobs import BlobStore
-from dilocox.transport.callers import Callers
-from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.heads import Heads
-from dilocox.transport.rpc import ChannelPool, create_server
-from dilocox.transport.serve import PeerService
-from dilocox.transport.tasks import Tasks
-from dilocox.transport.traffic import Traffic
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.protocol.wire.messages import Statement
+from dilocox.transport.limits.caller_auth import Callers
+from dilocox.transport.limits.head_gossip import Heads
+from dilocox.transport.limits.traffic import Traffic
+from dilocox.transport.net import tls
+from dilocox.transport.net.blob_server import PeerService
+from dilocox.transport.net.rpc import ChannelPool, create_server
+from dilocox.transport.process.tasks import Tasks
+from dilocox.transport.store.blobs import BlobStore
+from dilocox.transport.store.chain_file import ChainFile
 from tests.exchanges import Exchange, exchange_of
 from tests.helpers import identity, serve_also
 

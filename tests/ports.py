@@ -1,10 +1,11 @@
-"""A member machine that takes every input and does nothing: the port of node/member_driver.py for tests."""
+"""A member machine that takes every input and does nothing: the port of node/member/driver.py for tests."""
 
-from dilocox.node.changes import Changes
-from dilocox.protocol import events, member
-from dilocox.protocol.head import HostRange
-from dilocox.protocol.member import MemberState
-from dilocox.protocol.status import Status
+from dilocox.protocol import events
+from dilocox.protocol.consensus.head import HostRange
+from dilocox.protocol.member import member
+from dilocox.protocol.member.member import MemberState
+from dilocox.protocol.member.node_status import Status
+from dilocox.transport.process.watched_state import Changes
 
 
 class Port:

@@ -10,11 +10,11 @@ from typing import Any
 
 from dilocox.protocol.errors import LocalError
 from dilocox.protocol.ids import is_meant, printable, short
-from dilocox.protocol.status import Status
-from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.event_log import Happened
+from dilocox.protocol.member.node_status import Status
+from dilocox.transport.store.chain_file import ChainFile
+from dilocox.transport.store.event_log import Happened
+from dilocox.views.json_views import USUAL
 from dilocox.views.reasons import advice
-from dilocox.views.rows import USUAL
 
 __all__ = ["NotThere", "explain", "named"]
 

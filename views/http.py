@@ -14,18 +14,18 @@ from aiohttp.typedefs import Middleware
 from prometheus_client import CollectorRegistry, generate_latest
 
 from dilocox.protocol import limits
-from dilocox.protocol.status import Status
-from dilocox.transport.addresses import endpoint_of_socket
-from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.connection_limits import ConnectionLimits
-from dilocox.transport.event_log import EventLog
-from dilocox.views import rows as views
-from dilocox.views.answers import health
-from dilocox.views.asking import Flag, Handler, Number, Problem, Word, takes
+from dilocox.protocol.member.node_status import Status
+from dilocox.transport.limits.addresses import endpoint_of_socket
+from dilocox.transport.limits.connection_limits import ConnectionLimits
+from dilocox.transport.store.chain_file import ChainFile
+from dilocox.transport.store.event_log import EventLog
+from dilocox.views import json_views as views
 from dilocox.views.explain import NotThere, explain, named
+from dilocox.views.health import health
 from dilocox.views.metrics import Well
 from dilocox.views.openapi import describe
 from dilocox.views.page import page
+from dilocox.views.query_params import Flag, Handler, Number, Problem, Word, takes
 
 __all__ = ["Problem", "add_run_routes", "create_app", "json_response", "own_address", "within_limits", "wrong_address"]
 

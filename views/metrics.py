@@ -16,9 +16,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.registry import Collector
 
 from dilocox.protocol.events import Event
-from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.event_log import EventLog
-from dilocox.transport.traffic import Traffic
+from dilocox.transport.limits.traffic import Traffic
+from dilocox.transport.store.chain_file import ChainFile
+from dilocox.transport.store.event_log import EventLog
 
 __all__ = ["PHASES", "RunMetrics", "Well"]
 

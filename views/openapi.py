@@ -6,8 +6,8 @@ from typing import Any
 
 from aiohttp import web
 
-from dilocox.views.asking import declared
-from dilocox.views.fields import ANSWERS, LISTS
+from dilocox.views.json_schema import ANSWERS, LISTS
+from dilocox.views.query_params import declared
 
 __all__ = ["SAYS", "describe"]
 

@@ -16,11 +16,11 @@ from bench.chaos.schedule import COORDINATOR, DEADLINE_SECONDS, plan
 from bench.chaos.world import World, distinct
 from bench.report import bench_parser, judge, table, write
 from bench.texts import stdlib
-from dilocox.protocol.chain import taken
-from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.messages import Statement
+from dilocox.protocol.consensus.chain import taken
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.transport.data_directory import load_identity
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.protocol.wire.messages import Statement
+from dilocox.transport.store.data_directory import load_identity
 
 __all__ = ["FULL", "QUICK", "Form", "Report", "chaos", "main"]
 

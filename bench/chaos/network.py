@@ -7,8 +7,8 @@ and neither end notices. The bench itself connects over the bridge, past every c
 import shutil
 from collections.abc import Iterable, Sequence
 
-from dilocox.node import namespaces
-from dilocox.node.namespaces import Namespaces, Net, run
+from dilocox.testnet import namespaces
+from dilocox.testnet.namespaces import Namespaces, Net, run
 
 __all__ = ["LINE", "Wire", "lacking"]
 

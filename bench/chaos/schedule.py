@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from dilocox.node.worker_settings import WORKER
+from dilocox.node.workers.environment import WORKER
 
 __all__ = ["CLOCK_SECONDS", "COORDINATOR", "DEADLINE_SECONDS", "Fault", "cut_pairs", "plan"]
 

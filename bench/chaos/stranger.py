@@ -19,9 +19,9 @@ from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
-from dilocox.transport.parent_pipe import exit_with_parent
-from dilocox.transport.rpc import ChannelPool
-from dilocox.transport.tls import fetch_certificate
+from dilocox.transport.net.rpc import ChannelPool
+from dilocox.transport.net.tls import fetch_certificate
+from dilocox.transport.process.parent_pipe import exit_with_parent
 
 __all__ = ["main"]
 

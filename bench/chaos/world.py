@@ -26,15 +26,15 @@ from bench.chaos.loss import Happened, Sample
 from bench.chaos.network import LINE, Wire
 from bench.chaos.schedule import COORDINATOR, Fault, cut_pairs
 from bench.texts import stdlib
-from dilocox.node.namespaces import run
-from dilocox.node.testnet import Member, Testnet
-from dilocox.node.worker_settings import WORKER
-from dilocox.protocol.messages import Statement
+from dilocox.node.workers.environment import WORKER
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.data_directory import load_identity
-from dilocox.transport.files import find_chains
-from dilocox.transport.rates import bits_per_second
+from dilocox.protocol.wire.messages import Statement
+from dilocox.testnet.namespaces import run
+from dilocox.testnet.swarm import Member, Testnet
+from dilocox.transport.limits.rate_limits import bits_per_second
+from dilocox.transport.store.chain_file import ChainFile
+from dilocox.transport.store.data_directory import load_identity
+from dilocox.transport.store.files import find_chains
 
 __all__ = ["Usage", "World"]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from bench.poison.design import ARRIVAL, Cell
 from bench.report import RESULTS
-from dilocox.transport.files import write_atomically
+from dilocox.transport.store.files import write_atomically
 
 __all__ = ["CELLS", "KEPT", "found", "kept", "loss_of", "run_all", "summary", "train"]
 

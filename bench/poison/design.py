@@ -13,7 +13,7 @@ from bench.arms import ARMS, Arm, Settings
 from bench.report import load_preset
 from bench.texts import Text, stdlib
 from dilocox.protocol.crypto import sha256
-from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.run.manifest import Manifest
 
 __all__ = [
     "ARRIVAL",

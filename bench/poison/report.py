@@ -8,7 +8,7 @@ from typing import Any
 from bench.poison.cells import found, loss_of
 from bench.poison.design import SCORES, TENSORS, Cell, Setting
 from bench.report import load_preset, table
-from dilocox.cli.init import preset_names
+from dilocox.cli.run.init import preset_names
 
 __all__ = ["HARM", "Judged", "complete", "judged", "losses", "missed", "missed_by_scores", "preset_share", "say", "scored"]
 

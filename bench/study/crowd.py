@@ -19,13 +19,13 @@ from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from dilocox.node.training.data import UNTRAINED
-from dilocox.node.training.inner import BETAS, by_muon, learning_rate_factor
-from dilocox.node.training.model import build_chain
-from dilocox.node.training.pipeline import cross_entropy
-from dilocox.node.training.trainer import Trainer
-from dilocox.protocol.manifest import Manifest, Training
-from dilocox.protocol.tensors import TensorSpec
+from dilocox.node.training.model.data import UNTRAINED
+from dilocox.node.training.model.inner import BETAS, by_muon, learning_rate_factor
+from dilocox.node.training.model.model import build_chain
+from dilocox.node.training.model.pipeline import cross_entropy
+from dilocox.node.training.model.trainer import Trainer
+from dilocox.protocol.run.manifest import Manifest, Training
+from dilocox.protocol.run.tensors import TensorSpec
 
 __all__ = ["Crowd", "Group", "Rates"]
 

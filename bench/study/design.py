@@ -2,7 +2,7 @@
 
     factors    inner optimizer x codec x overlap; H is no factor: it follows from the codec and the allowed bytes of a step
     cells      size of the model, clusters, length, bytes, text. All arms of a cell have equal time by the clock
-               (node/clock.py) of a site in the published run's proportions, rounded to whole rounds, give or take one half.
+               (time_model.py) of a site in the published run's proportions, rounded to whole rounds, give or take one half.
                They send at most as many bits for each inner step. The last exchange of overlapped arms is added to the time.
                Exact payloads send more, if two rounds would exceed a cell: tables list the time and the bits of each arm
     tuning     as many random settings for every arm, from a seed and the same ranges: inner rates, outer rate and momentum.
@@ -33,7 +33,9 @@ from bench.encoders import ForgetfulState, SparseLoCoState
 from bench.report import load_preset
 from bench.sections import model_section
 from bench.texts import Text
-from dilocox.node.clock import (
+from dilocox.node.outer.state import StageState
+from dilocox.node.planning.plan import like_the_paper
+from dilocox.node.planning.time_model import (
     Estimate,
     Line,
     Method,
@@ -43,11 +45,9 @@ from dilocox.node.clock import (
     estimate,
     model_payload_bytes,
 )
-from dilocox.node.outer.state import StageState
-from dilocox.node.plan import like_the_paper
 from dilocox.protocol.crypto import sha256
-from dilocox.protocol.manifest import Compression, Manifest
-from dilocox.protocol.tensors import parameter_count
+from dilocox.protocol.run.manifest import Compression, Manifest
+from dilocox.protocol.run.tensors import parameter_count
 
 __all__ = [
     "ARMS",

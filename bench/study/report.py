@@ -7,7 +7,7 @@ from typing import Any
 from bench.report import table
 from bench.study.analysis import Row, winner
 from bench.study.design import ARMS, CELLS, CENTRE, INNERS, Cell
-from dilocox.node.advice import ALIKE, gaps_of
+from dilocox.node.planning.advice import ALIKE, gaps_of
 
 __all__ = [
     "COLUMNS",

@@ -18,11 +18,11 @@ from bench.lab import Lab
 from bench.streaming import Streaming
 from bench.study.crowd import Crowd
 from bench.study.design import HALF, Trial
-from dilocox.node.training.data import Dataset
-from dilocox.node.training.trainer import Trainer
+from dilocox.node.training.model.data import Dataset
+from dilocox.node.training.model.trainer import Trainer
 from dilocox.protocol.errors import ConfigError, Diverged
-from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.tensors import parameter_count
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.protocol.run.tensors import parameter_count
 
 __all__ = ["halves", "measured", "measured_together", "runner_of"]
 

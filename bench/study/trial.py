@@ -13,7 +13,7 @@ from typing import Any
 
 from bench.report import RESULTS
 from bench.study.design import HALF, Trial
-from dilocox.transport.files import write_atomically
+from dilocox.transport.store.files import write_atomically
 
 __all__ = ["RUNS", "Found", "Point", "digests", "found", "keep", "run_all", "train_together"]
 
@@ -132,7 +132,7 @@ def found_in(measured: dict[str, Any], took: float, device: str = "cpu") -> Foun
 def digests(trial: Trial) -> dict[str, str]:
     """Return the SHA-256 of the tuning and the test set, over their tokens."""
     from bench.study.runners import halves
-    from dilocox.node.training.data import load_dataset
+    from dilocox.node.training.model.data import load_dataset
     from dilocox.protocol.crypto import sha256
 
     sets = halves(load_dataset(trial.run, trial.text.folder), HALF)

@@ -6,10 +6,10 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from dilocox.node.participant import Participant
-from dilocox.protocol.standing import Record
-from dilocox.transport.reach import Reach
-from dilocox.transport.traffic import Traffic
+from dilocox.node.member.participant import Participant
+from dilocox.protocol.consensus.reputation import Record
+from dilocox.transport.limits.traffic import Traffic
+from dilocox.transport.net.reachability import Reach
 from dilocox.views.metrics import RunMetrics
 
 __all__ = ["NodeMetrics", "node_metrics", "state_agreed"]

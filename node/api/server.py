@@ -10,19 +10,19 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from dilocox.node.api.metrics import node_metrics, state_agreed
-from dilocox.node.attendance import Attendance
 from dilocox.node.attest.prover import Challenger, Prover
-from dilocox.node.coordinator_link import CoordinatorLink
-from dilocox.node.downloader import Downloader
-from dilocox.node.participant import Participant
-from dilocox.node.relays import Relays
+from dilocox.node.exchange.coordinator_client import CoordinatorLink
+from dilocox.node.exchange.downloader import Downloader
+from dilocox.node.exchange.relays import Relays
+from dilocox.node.member.participant import Participant
+from dilocox.node.member.participation import Attendance
 from dilocox.protocol.errors import LocalError, reason_name
-from dilocox.transport.network import Network
-from dilocox.transport.traffic import Traffic
-from dilocox.views import rows as views
-from dilocox.views.answers import answers
-from dilocox.views.asking import Flag, Parameter, takes
+from dilocox.transport.limits.traffic import Traffic
+from dilocox.transport.net.network import Network
+from dilocox.views import json_views as views
+from dilocox.views.health import answers
 from dilocox.views.http import Problem, add_run_routes, create_app, json_response
+from dilocox.views.query_params import Flag, Parameter, takes
 from dilocox.views.reasons import advice
 
 __all__ = ["Sources", "create_node_app"]

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from dilocox.node.attest import simulated
 from dilocox.node.attest.kinds import MachineKind, find_kind
-from dilocox.protocol.attestation import SIMULATED, AttestationError, Code, Evidence, deny_unexpected
 from dilocox.protocol.crypto import sha256
+from dilocox.protocol.wire.attestation import SIMULATED, AttestationError, Code, Evidence, deny_unexpected
 
 __all__ = ["Attester", "choose_attester", "no_attester", "simulated_measurement"]
 

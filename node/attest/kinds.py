@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from dilocox.node.attest import simulated
-from dilocox.protocol.attestation import NVIDIA, SEV_SNP, SIMULATED, Claims, Evidence, GpuClaims
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.ids import printable
-from dilocox.protocol.manifest import Attestation
+from dilocox.protocol.run.manifest import Attestation
+from dilocox.protocol.wire.attestation import NVIDIA, SEV_SNP, SIMULATED, Claims, Evidence, GpuClaims
 from dilocox.transport.plugins import call, installed
 
 __all__ = ["GROUP", "Kind", "MachineKind", "Terms", "asked_kinds", "find_kind", "kind_names", "missing", "require_kinds"]

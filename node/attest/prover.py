@@ -12,9 +12,17 @@ import grpc.aio
 
 from dilocox.node.attest.attesters import Attester
 from dilocox.node.attest.verify import appraise
-from dilocox.node.coordinator_link import Answer, CoordinatorLink
-from dilocox.protocol import events, member
-from dilocox.protocol.attestation import (
+from dilocox.node.exchange.coordinator_client import Answer, CoordinatorLink
+from dilocox.protocol import events
+from dilocox.protocol.consensus.rules import Outcome
+from dilocox.protocol.crypto import Identity
+from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.member import member
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.pb import services_pb2 as services
+from dilocox.protocol.pb import services_pb2_grpc as rpc
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.protocol.wire.attestation import (
     NONCE_BYTES,
     AttestationError,
     Claims,
@@ -25,17 +33,10 @@ from dilocox.protocol.attestation import (
     check_binding,
     report_data,
 )
-from dilocox.protocol.crypto import Identity
-from dilocox.protocol.errors import RemoteError
-from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.messages import Statement, open_envelope, seal
-from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.pb import services_pb2 as services
-from dilocox.protocol.pb import services_pb2_grpc as rpc
-from dilocox.protocol.rules import Outcome
-from dilocox.transport.callers import Context
-from dilocox.transport.presence import Directory
-from dilocox.transport.rpc import ChannelPool
+from dilocox.protocol.wire.messages import Statement, open_envelope, seal
+from dilocox.transport.limits.caller_auth import Context
+from dilocox.transport.net.peer_directory import Directory
+from dilocox.transport.net.rpc import ChannelPool
 
 __all__ = ["AttestorService", "Challenger", "Prover", "Result", "prove"]
 

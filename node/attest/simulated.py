@@ -6,8 +6,15 @@ blob   report data (64 bytes) ‖ measurement (48 bytes) ‖ Ed25519 signature o
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from dilocox.protocol.attestation import REPORT_DATA_BYTES, SIMULATED, AttestationError, Claims, Code, Evidence
 from dilocox.protocol.crypto import sha256
+from dilocox.protocol.wire.attestation import (
+    REPORT_DATA_BYTES,
+    SIMULATED,
+    AttestationError,
+    Claims,
+    Code,
+    Evidence,
+)
 
 __all__ = ["MEASUREMENT_BYTES", "make", "verify"]
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from dilocox.node.attest.kinds import Terms, find_kind
-from dilocox.protocol.attestation import (
+from dilocox.protocol.wire.attestation import (
     NVIDIA,
     AttestationError,
     Claims,

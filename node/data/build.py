@@ -14,19 +14,19 @@ from pathlib import Path
 
 import numpy as np
 
-from dilocox.node.data.conversations import ChatEncoder
+from dilocox.node.data.chat import ChatEncoder
+from dilocox.node.data.chat_messages import FIELDS
 from dilocox.node.data.finding import STDLIB, find_files
-from dilocox.node.data.messages import FIELDS
 from dilocox.node.data.shards import Encoded, Rows, Shards
 from dilocox.node.data.sources import documents, records
-from dilocox.node.data.tokens import Encoder, open_encoder
+from dilocox.node.data.tokenizers import Encoder, open_encoder
 from dilocox.protocol import limits
-from dilocox.protocol.corpus import BYTES, Corpus, token_bytes
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import ConfigError, LocalError
-from dilocox.transport.blobs import BlobStore
-from dilocox.transport.corpora import last_built, remember_built
-from dilocox.transport.files import fsync_directory, read_named
+from dilocox.protocol.run.corpus import BYTES, Corpus, token_bytes
+from dilocox.transport.store.blobs import BlobStore
+from dilocox.transport.store.corpus_store import last_built, remember_built
+from dilocox.transport.store.files import fsync_directory, read_named
 
 __all__ = ["HELD_OUT_EVERY", "build", "build_stdlib"]
 

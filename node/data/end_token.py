@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dilocox.transport.files import read_json
+from dilocox.transport.store.files import read_json
 
 __all__ = ["end_token_of", "read_object", "token_text"]
 

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from dilocox.node.data.sources import RECORDS, TABLES, TEXTS, ending_of
 from dilocox.protocol.errors import ConfigError
-from dilocox.transport.files import leads_out, open_regular
+from dilocox.transport.store.files import leads_out, open_regular
 
 __all__ = ["STDLIB", "Found", "find_files"]
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from dilocox.node.data.tokens import Tokens
-from dilocox.protocol.corpus import Chat, Shard
-from dilocox.transport.blobs import BlobStore
+from dilocox.node.data.tokenizers import Tokens
+from dilocox.protocol.run.corpus import Chat, Shard
+from dilocox.transport.store.blobs import BlobStore
 
 __all__ = ["Encoded", "Mask", "Rows", "Shards"]
 

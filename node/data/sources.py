@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from dilocox.protocol.errors import ConfigError
-from dilocox.transport.files import open_regular
+from dilocox.transport.store.files import open_regular
 
 __all__ = ["RECORDS", "TABLES", "TEXTS", "Document", "Record", "Unreadable", "documents", "ending_of", "records", "sound"]
 

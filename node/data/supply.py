@@ -5,16 +5,16 @@ import logging
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 
-from dilocox.node.data.check import check_shard
-from dilocox.node.downloader import Downloader
+from dilocox.node.data.verify import check_shard
+from dilocox.node.exchange.downloader import Downloader
 from dilocox.protocol import limits
-from dilocox.protocol.corpus import BYTES, Corpus, Order, Shard, check_fits, order_of
+from dilocox.protocol.consensus.data_leases import Span
 from dilocox.protocol.errors import ConfigError, RemoteError
-from dilocox.protocol.ledger import Span
-from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.status import Status
-from dilocox.transport.blobs import BlobStore
-from dilocox.transport.corpora import corpus_in
+from dilocox.protocol.member.node_status import Status
+from dilocox.protocol.run.corpus import BYTES, Corpus, Order, Shard, check_fits, order_of
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.transport.store.blobs import BlobStore
+from dilocox.transport.store.corpus_store import corpus_in
 
 __all__ = ["Supply"]
 

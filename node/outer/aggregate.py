@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from dilocox.protocol.manifest import Outer
+from dilocox.protocol.run.manifest import Outer
 
 __all__ = ["Combine", "Payloads", "SquareSum", "combined"]
 

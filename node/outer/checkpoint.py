@@ -25,7 +25,7 @@ from torch import Tensor
 from dilocox.node.outer.state import StageState
 from dilocox.node.outer.tensor_file import save_tensors
 from dilocox.protocol.crypto import sha256
-from dilocox.transport.files import fsync_directory, quarantine, read_checked, write_atomically
+from dilocox.transport.store.files import fsync_directory, quarantine, read_checked, write_atomically
 
 __all__ = [
     "BoundaryMeta",

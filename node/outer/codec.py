@@ -1,4 +1,4 @@
-"""Codecs: a stage's pseudo-gradient to payload arrays and back, as the manifest chooses (layouts: protocol/payload.py).
+"""Codecs: a stage's pseudo-gradient to payload arrays and back, as the manifest chooses (layouts: protocol/payload/payload.py).
 
     lowrank-int4   a matrix as two Int4 factors (node/outer/lowrank.py), what low rank does not shrink as Int4
     int4           Int4 codes with power-of-two block scales
@@ -21,9 +21,10 @@ import torch
 from torch import Tensor
 
 from dilocox.node.outer import lowrank
-from dilocox.node.outer.levels import Ragged, decode_levels, encode_levels, place_levels
-from dilocox.node.outer.passage import STRETCH
-from dilocox.protocol.arrays import (
+from dilocox.node.outer.int2 import Ragged, decode_levels, encode_levels, place_levels
+from dilocox.node.outer.state_device import STRETCH
+from dilocox.protocol.errors import Diverged
+from dilocox.protocol.payload.arrays import (
     BLOCK,
     GROUP,
     LARGEST,
@@ -39,9 +40,8 @@ from dilocox.protocol.arrays import (
     Sparse,
     groups,
 )
-from dilocox.protocol.errors import Diverged
-from dilocox.protocol.payload import Form, Layout, StageLayout
-from dilocox.protocol.payload import Tensor as PackedTensor
+from dilocox.protocol.payload.payload import Form, Layout, StageLayout
+from dilocox.protocol.payload.payload import Tensor as PackedTensor
 
 __all__ = ["Decoder", "Encoded", "StageEncoder", "quantize", "sparse_arrays", "true_positions"]
 

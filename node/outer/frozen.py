@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from dilocox.protocol.tensors import TensorSpec
+from dilocox.protocol.run.tensors import TensorSpec
 
 __all__ = ["frozen_views"]
 

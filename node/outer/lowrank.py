@@ -11,7 +11,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from dilocox.protocol.arrays import BLOCK
+from dilocox.protocol.payload.arrays import BLOCK
 
 __all__ = ["Factors", "effective_rank", "factorize"]
 

@@ -10,7 +10,7 @@ Four float32 copies of the stage's parameters, flat, in the order of `protocol.t
 
 The state blob is the bytes of `committed`; its digest is the state hash. The apply (aggregation, then Nesterov) uses
 separate IEEE operations in a fixed order (no `alpha=`, no fused or compiled kernels) on exact decoded values. So the
-bits do not depend on machine, device or thread count. A state device (node/outer/passage.py) stores the copies, and
+bits do not depend on machine, device or thread count. A state device (node/outer/state_device.py) stores the copies, and
 computes.
 """
 
@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 
 from dilocox.node.outer import aggregate, codec
-from dilocox.node.outer.passage import HOST, STRETCH, Passage
-from dilocox.protocol import payload as wire
-from dilocox.protocol.leaves import largest_norm
-from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.tensors import TensorSpec, stage_tensors
+from dilocox.node.outer.state_device import HOST, STRETCH, Passage
+from dilocox.protocol.payload import payload as wire
+from dilocox.protocol.payload.payload_index import largest_norm
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.protocol.run.tensors import TensorSpec, stage_tensors
 
 __all__ = ["EncodedStage", "StageState", "flushed", "rebase", "start_phase"]
 

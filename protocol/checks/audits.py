@@ -1,21 +1,21 @@
-"""Audits as a check (protocol/auditing.py): contributions commit to states, and votes say what auditors found."""
+"""Audits as a check (protocol/checks/audit_rules.py): contributions commit to states, and votes say what auditors found."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dilocox.protocol import auditing
-from dilocox.protocol.auditing import Audit, Result
-from dilocox.protocol.checks.base import Check, Findings
-from dilocox.protocol.facts import CheckInput, Committed, Input, Resynchronise
-from dilocox.protocol.gathered import Gathered, bodies
-from dilocox.protocol.head import Head
-from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.member_state import MemberState
-from dilocox.protocol.messages import Statement
+from dilocox.protocol.checks import audit_rules
+from dilocox.protocol.checks.audit_rules import Audit, Result
+from dilocox.protocol.consensus.check_interface import Check, Findings
+from dilocox.protocol.consensus.head import Head
+from dilocox.protocol.consensus.pool import Gathered, bodies
+from dilocox.protocol.consensus.reputation import by_standing
+from dilocox.protocol.consensus.tally import Tally
+from dilocox.protocol.member.member_io import CheckInput, Committed, Input, Resynchronise
+from dilocox.protocol.member.member_state import MemberState
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.standing import by_standing
-from dilocox.protocol.tally import Tally
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.protocol.wire.messages import Statement
 
 __all__ = ["CHECK", "Audited", "audits_of", "results_of"]
 
@@ -48,24 +48,24 @@ class Audits(Check):
         if statement.kind == pb.KIND_CONTRIBUTION and not statement.body.audit:
             return "it commits to no states of its phase"
         if statement.kind == pb.KIND_RECEIPT:
-            return auditing.finding_fault(audits_of(head), head.round, statement.peer, statement.body.audits)
+            return audit_rules.finding_fault(audits_of(head), head.round, statement.peer, statement.body.audits)
         return ""
 
     def findings(
         self, manifest: Manifest, head: Head, gathered: Gathered, weights: Mapping[str, int], candidates: Sequence[str]
     ) -> Findings:
-        convicted, audited = auditing.faults(audits_of(head), head.round, bodies(gathered), gathered.contributions)
+        convicted, audited = audit_rules.faults(audits_of(head), head.round, bodies(gathered), gathered.contributions)
         return Findings(convicted=convicted, records={"audited": audited})
 
     def fill_commit(self, manifest: Manifest, head: Head, gathered: Gathered, result: Tally, commit: pb.Commit) -> None:
-        audits = auditing.still_open(audits_of(head), head.round)
+        audits = audit_rules.still_open(audits_of(head), head.round)
         if gathered.ballot is not None and result.counted:
             weights = by_standing(manifest, head.standings, result.counted)
-            audits += auditing.drawn(manifest, head.round, gathered.ballot, weights)
-        commit.audits.extend(auditing.packed(audits))
+            audits += audit_rules.drawn(manifest, head.round, gathered.ballot, weights)
+        commit.audits.extend(audit_rules.packed(audits))
 
     def read_commit(self, commit: pb.Commit) -> tuple[Audit, ...]:
-        return auditing.unpacked(commit)
+        return audit_rules.unpacked(commit)
 
     def receive(self, state: MemberState, event: Input | Resynchronise) -> Results:
         found = results_of(state)
@@ -78,7 +78,7 @@ class Audits(Check):
 
     def fill_receipt(self, state: MemberState, receipt: pb.Receipt) -> None:
         head = state.head
-        receipt.audits.extend(auditing.results(audits_of(head), head.round, state.me, results_of(state)))
+        receipt.audits.extend(audit_rules.results(audits_of(head), head.round, state.me, results_of(state)))
 
 
 CHECK = Audits()

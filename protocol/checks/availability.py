@@ -4,17 +4,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dilocox.protocol import sampling
-from dilocox.protocol.checks.base import Check, Findings
-from dilocox.protocol.data_root import commit_tree
-from dilocox.protocol.facts import CheckInput, Committed, Input, Resynchronise
-from dilocox.protocol.gathered import Gathered, bodies
-from dilocox.protocol.head import Head
-from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.member_state import MemberState
-from dilocox.protocol.messages import Statement
+from dilocox.protocol.checks import availability_rules
+from dilocox.protocol.consensus.check_interface import Check, Findings
+from dilocox.protocol.consensus.head import Head
+from dilocox.protocol.consensus.pool import Gathered, bodies
+from dilocox.protocol.consensus.tally import Tally
+from dilocox.protocol.member.member_io import CheckInput, Committed, Input, Resynchronise
+from dilocox.protocol.member.member_state import MemberState
+from dilocox.protocol.payload.data_root import commit_tree
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.tally import Tally
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.protocol.wire.messages import Statement
 
 __all__ = ["CHECK", "Sampled", "lacking_of"]
 
@@ -41,13 +41,15 @@ class Availability(Check):
         if statement.kind == pb.KIND_CONTRIBUTION and not statement.body.shares:
             return "it names no shares"
         if statement.kind == pb.KIND_RECEIPT and statement.body.lacking:
-            return sampling.finding_fault(sampling.due(manifest, head), statement.peer, statement.body.lacking)
+            return availability_rules.finding_fault(
+                availability_rules.due(manifest, head), statement.peer, statement.body.lacking
+            )
         return ""
 
     def findings(
         self, manifest: Manifest, head: Head, gathered: Gathered, weights: Mapping[str, int], candidates: Sequence[str]
     ) -> Findings:
-        lacking = sampling.lacking(sampling.due(manifest, head), bodies(gathered), gathered.contributions)
+        lacking = availability_rules.lacking(availability_rules.due(manifest, head), bodies(gathered), gathered.contributions)
         return Findings(records={"lacking": lacking}, penalized=lacking)
 
     def fill_commit(self, manifest: Manifest, head: Head, gathered: Gathered, result: Tally, commit: pb.Commit) -> None:
@@ -62,7 +64,9 @@ class Availability(Check):
         return lacking_of(state)
 
     def fill_receipt(self, state: MemberState, receipt: pb.Receipt) -> None:
-        receipt.lacking.extend(sampling.told(sampling.due(state.manifest, state.head), state.me, lacking_of(state)))
+        receipt.lacking.extend(
+            availability_rules.told(availability_rules.due(state.manifest, state.head), state.me, lacking_of(state))
+        )
 
 
 CHECK = Availability()

@@ -1,14 +1,14 @@
-"""Merit as a check (protocol/merit.py): commits say what the work of each account came to."""
+"""Merit as a check (protocol/checks/merit_rules.py): commits say what the work of each account came to."""
 
 from collections.abc import Mapping
 
-from dilocox.protocol import merit
-from dilocox.protocol.checks.base import Check
-from dilocox.protocol.gathered import Gathered
-from dilocox.protocol.head import Head
-from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.checks import merit_rules
+from dilocox.protocol.consensus.check_interface import Check
+from dilocox.protocol.consensus.head import Head
+from dilocox.protocol.consensus.pool import Gathered
+from dilocox.protocol.consensus.tally import Tally
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.tally import Tally
+from dilocox.protocol.run.manifest import Manifest
 
 __all__ = ["CHECK", "merits_of"]
 
@@ -25,9 +25,9 @@ class Merit(Check):
 
     def fill_commit(self, manifest: Manifest, head: Head, gathered: Gathered, result: Tally, commit: pb.Commit) -> None:
         weights = [(head.roster[name].account, result.weights[name]) for name in result.counted]
-        merits = merit.earned(merits_of(head), weights)
+        merits = merit_rules.earned(merits_of(head), weights)
         commit.merits.extend(pb.Merit(account=account, merit=each) for account, each in merits.items())
-        commit.merit_root = merit.root(merits)
+        commit.merit_root = merit_rules.root(merits)
 
     def read_commit(self, commit: pb.Commit) -> Mapping[bytes, int]:
         return {item.account: item.merit for item in commit.merits}

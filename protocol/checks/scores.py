@@ -1,22 +1,33 @@
-"""Scores as a check (protocol/scoring.py): a committee measures what a contribution does to the loss, and its votes decide."""
+"""Score check (score_rules.py): a committee measures the effect of a contribution on the loss, and its votes decide."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dilocox.protocol import counting, limits, scoring
-from dilocox.protocol.checks.base import NOTHING_FOUND, Check, Findings
-from dilocox.protocol.facts import CheckInput, Committed, Effect, Input, Measure, Resynchronise, StateReady, Verdict
-from dilocox.protocol.gathered import Gathered
-from dilocox.protocol.head import Head
-from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.member_state import MemberState
-from dilocox.protocol.messages import Statement
+from dilocox.protocol import limits
+from dilocox.protocol.checks import score_rules
+from dilocox.protocol.checks.score_rules import Score
+from dilocox.protocol.consensus import weighting
+from dilocox.protocol.consensus.check_interface import NOTHING_FOUND, Check, Findings
+from dilocox.protocol.consensus.head import Head
+from dilocox.protocol.consensus.pool import Gathered
+from dilocox.protocol.consensus.reputation import by_standing
+from dilocox.protocol.consensus.rules import bits
+from dilocox.protocol.member.member_io import (
+    CheckInput,
+    Committed,
+    Effect,
+    Input,
+    Measure,
+    Resynchronise,
+    StateReady,
+    Verdict,
+)
+from dilocox.protocol.member.member_state import MemberState
+from dilocox.protocol.member.voting import ACCEPTED, REFUSED
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.rules import bits
-from dilocox.protocol.scoring import Score
-from dilocox.protocol.standing import by_standing
-from dilocox.protocol.voting import ACCEPTED, REFUSED
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.protocol.wire.messages import Statement
 
 __all__ = ["CHECK", "HARMS", "Scored", "Scores", "by_author", "scores_of"]
 
@@ -74,7 +85,7 @@ class Scoring(Check):
             receipt = receipts[voter]
             return not _bit(receipt.accepted, index) if _bit(receipt.measured, place) else None
 
-        opinions = scoring.opinions(manifest, gathered.ballot, weights, receipts, found)
+        opinions = score_rules.opinions(manifest, gathered.ballot, weights, receipts, found)
         return Findings(
             refused={name: (pb.REASON_HARMS, str(opinion)) for name, opinion in opinions.items() if opinion.refuses()},
             well_made={name: opinion.harmed for name, opinion in opinions.items()},
@@ -104,13 +115,13 @@ class Scoring(Check):
 
     def rejects(self, state: MemberState) -> Mapping[bytes, Verdict]:
         tokens = {digest: statement.body.tokens for digest, statement in state.open.seen.items()}
-        return dict.fromkeys(scoring.harmful(state.manifest, scores_of(state).measured, tokens), HARMS)
+        return dict.fromkeys(score_rules.harmful(state.manifest, scores_of(state).measured, tokens), HARMS)
 
     def fill_receipt(self, state: MemberState, receipt: pb.Receipt) -> None:
         assert state.open.ballot is not None, "it votes"
         measured, accepted = scores_of(state).measured, int.from_bytes(receipt.accepted, "little")
         gains = {
-            index: scoring.units(measured[digest].gain)
+            index: score_rules.units(measured[digest].gain)
             for index, digest in enumerate(state.open.ballot.body.contributions)
             if digest in measured
         }
@@ -151,7 +162,7 @@ def _duties(state: MemberState) -> list[Statement[pb.Contribution]]:
     if not listed:
         return []
     weights = by_standing(state.manifest, state.head.standings, [statement.peer for statement in listed])
-    drawn = scoring.duties(state.manifest, ballot, state.me, weights)
+    drawn = score_rules.duties(state.manifest, ballot, state.me, weights)
     return [statement for statement in listed if statement.peer in drawn]
 
 
@@ -163,10 +174,10 @@ def _due(state: MemberState) -> list[Measure]:
     if not due or own is None or ballot is None or lease is None:
         return []
     norms = {statement.peer: statement.body.norm for statement in _listed(state)}
-    _, clips = counting.clip(state.manifest, norms, state.head.standings)
-    positions = tuple(scoring.positions(state.manifest, ballot, state.me, lease))
+    _, clips = weighting.clip(state.manifest, norms, state.head.standings)
+    positions = tuple(score_rules.positions(state.manifest, ballot, state.me, lease))
     return [
-        Measure(s, own, clips[s.peer], positions) for s in sorted(due, key=lambda s: scoring.turn(ballot, state.me, s.peer))
+        Measure(s, own, clips[s.peer], positions) for s in sorted(due, key=lambda s: score_rules.turn(ballot, state.me, s.peer))
     ]
 
 

@@ -13,10 +13,10 @@ import psutil
 import pytest
 
 from bench.texts import stdlib
-from dilocox.node.testnet import Lines, Member, Testnet
 from dilocox.protocol.errors import reason_name
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.transport.data_directory import load_identity
+from dilocox.testnet.swarm import Lines, Member, Testnet
+from dilocox.transport.store.data_directory import load_identity
 
 RUN = """
 [run]

@@ -12,28 +12,28 @@ from pathlib import Path
 
 import torch
 
-from dilocox.node.coordinator_link import CoordinatorLink
+from dilocox.node.exchange.coordinator_client import CoordinatorLink
 from dilocox.node.outer.state import StageState
-from dilocox.protocol import member
+from dilocox.protocol.checks.score_rules import Score
 from dilocox.protocol.checks.scores import Scored
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.ids import JoinLink
-from dilocox.protocol.messages import Statement, canonical, open_envelope, seal
+from dilocox.protocol.member import member
 from dilocox.protocol.norms import norm_code, norm_of
-from dilocox.protocol.payload import Layout, owner_of
+from dilocox.protocol.payload.payload import Layout, owner_of
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2_grpc as rpc
-from dilocox.protocol.scoring import Score
-from dilocox.transport import tls
-from dilocox.transport.blobs import BlobStore
-from dilocox.transport.callers import Callers
-from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.dht import Dht, DhtSettings
-from dilocox.transport.network import choose_port, multiaddr
-from dilocox.transport.presence import Directory
-from dilocox.transport.rpc import ChannelPool, create_server
-from dilocox.transport.serve import PeerService
-from dilocox.transport.tasks import Tasks
+from dilocox.protocol.wire.messages import Statement, canonical, open_envelope, seal
+from dilocox.transport.limits.caller_auth import Callers
+from dilocox.transport.net import tls
+from dilocox.transport.net.blob_server import PeerService
+from dilocox.transport.net.dht import Dht, DhtSettings
+from dilocox.transport.net.network import choose_port, multiaddr
+from dilocox.transport.net.peer_directory import Directory
+from dilocox.transport.net.rpc import ChannelPool, create_server
+from dilocox.transport.process.tasks import Tasks
+from dilocox.transport.store.blobs import BlobStore
+from dilocox.transport.store.chain_file import ChainFile
 from tests.e2e.conftest import NO_TIME
 
 Spoil = Callable[["HostilePeer", pb.Contribution, pb.Leaves], None]

@@ -5,9 +5,9 @@ from collections.abc import Awaitable, Callable
 
 from dilocox.cli.main import main
 from dilocox.node.attest.prover import Prover
-from dilocox.protocol.attestation import AttestationError, Code
-from dilocox.protocol.messages import Statement, seal
 from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.wire.attestation import AttestationError, Code
+from dilocox.protocol.wire.messages import Statement, seal
 
 Answer = Callable[[Prover, bytes], Awaitable[Statement]]
 honest: Answer = Prover.answer

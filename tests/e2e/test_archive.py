@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from dilocox.node.testnet import Member, Testnet
 from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
+from dilocox.testnet.swarm import Member, Testnet
 from dilocox.transport.archive.archive import open_archive
 from dilocox.transport.archive.index import ArchiveHead
-from dilocox.transport.data_directory import load_identity
+from dilocox.transport.store.data_directory import load_identity
 from tests.ceph import ceph_bucket
 from tests.e2e.conftest import build, running, wait_for
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from bench.texts import stdlib
-from dilocox.node.testnet import Member, Testnet
-from dilocox.transport.data_directory import load_identity
+from dilocox.testnet.swarm import Member, Testnet
+from dilocox.transport.store.data_directory import load_identity
 from tests.e2e.conftest import PATIENCE_SECONDS, RUN, Swarm, running, wait_for
 
 pytestmark = pytest.mark.e2e

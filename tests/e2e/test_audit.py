@@ -9,11 +9,11 @@ from urllib.request import urlopen
 import numpy as np
 import pytest
 
-from dilocox.protocol import auditing
+from dilocox.protocol.checks import audit_rules
 from dilocox.protocol.ids import JoinLink
-from dilocox.protocol.messages import canonical
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.tensors import phase_bytes
+from dilocox.protocol.run.tensors import phase_bytes
+from dilocox.protocol.wire.messages import canonical
 from tests.e2e.conftest import PATIENCE_SECONDS, Swarm, build, late_member, running, wait_for
 from tests.e2e.hostile import HostilePeer
 
@@ -53,7 +53,7 @@ def made_up(mallory: HostilePeer, body: pb.Contribution) -> bytes:
     run = mallory.run
     random = np.random.default_rng(body.round)
     sizes = [phase_bytes(run.model, run.training.optimizer == "muon", stage) // 4 for stage in range(run.model.stages)]
-    every, batch = auditing.spacing(run), run.training.batch_size
+    every, batch = audit_rules.spacing(run), run.training.batch_size
     steps = [*range(0, body.inner_steps, every), body.inner_steps]
     first = body.samples_read - body.inner_steps * batch
     marks = [

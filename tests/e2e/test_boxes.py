@@ -16,12 +16,12 @@ from typing import Any
 import psutil
 import pytest
 
-from dilocox.node.testnet import Member
-from dilocox.node.worker_settings import WORKER
-from dilocox.protocol.chain import taken
+from dilocox.node.workers.environment import WORKER
+from dilocox.protocol.consensus.chain import taken
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.transport.blobs import BlobStore
-from dilocox.transport.files import find_chains
+from dilocox.testnet.swarm import Member
+from dilocox.transport.store.blobs import BlobStore
+from dilocox.transport.store.files import find_chains
 from tests.e2e.conftest import (
     PATIENCE_SECONDS,
     Swarm,

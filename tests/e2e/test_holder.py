@@ -5,11 +5,11 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from dilocox.node.testnet import Member
-from dilocox.protocol import merit
-from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.data_directory import load_identity
-from dilocox.transport.files import find_chains
+from dilocox.protocol.checks import merit_rules
+from dilocox.testnet.swarm import Member
+from dilocox.transport.store.chain_file import ChainFile
+from dilocox.transport.store.data_directory import load_identity
+from dilocox.transport.store.files import find_chains
 from tests.e2e.conftest import Swarm, build, late_member, running, wait_for
 
 pytestmark = pytest.mark.e2e
@@ -60,10 +60,10 @@ def earned(swarm: Swarm, name: str) -> Mapping[bytes, int]:
     with ChainFile.for_reading(find_chains(swarm.testnet.member(name).home)[-1]) as chain:
         *_, newest = chain.verify()
     found = {item.account: item.merit for item in newest.body.merits}
-    assert newest.body.merit_root == merit.root(found)
+    assert newest.body.merit_root == merit_rules.root(found)
     for account, each in found.items():
         assert each > 0
-        assert merit.holds(newest.body.merit_root, account, each, merit.proof(found, account))
+        assert merit_rules.holds(newest.body.merit_root, account, each, merit_rules.proof(found, account))
     return found
 
 

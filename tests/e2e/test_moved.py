@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dilocox.node.namespaces import lacking
-from dilocox.node.testnet import WAN, Lines, Testnet
+from dilocox.testnet.namespaces import lacking
+from dilocox.testnet.swarm import WAN, Lines, Testnet
 from tests.e2e.conftest import Swarm, build, running, wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.skipif(bool(lacking()), reason=f"network namespaces: {lacking()}")]

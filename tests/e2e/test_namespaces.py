@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from dilocox.node.namespaces import Namespaces, lacking
-from dilocox.node.testnet import LAN, WAN, Lines
-from dilocox.node.worker_settings import WORKER
+from dilocox.node.workers.environment import WORKER
+from dilocox.testnet.namespaces import Namespaces, lacking
+from dilocox.testnet.swarm import LAN, WAN, Lines
 from tests.e2e.conftest import PATIENCE_SECONDS, Swarm, build, names, running, wait_for, wait_until_gone
 from tests.e2e.test_boxes import CHANGES
 from tests.e2e.test_testnet import start

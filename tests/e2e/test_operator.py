@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from dilocox.node.worker_settings import WORKER
+from dilocox.node.workers.environment import WORKER
 from tests.e2e.conftest import PATIENCE_SECONDS, Swarm, build, late_member, running, wait_for, wait_until_gone
 from tests.helpers import HEARS_CTRL_C
 from tests.receiver import Receiver, receiving

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from dilocox.node.data.tokens import train_tokenizer
-from dilocox.node.privacy import Steps, epsilon_of
-from dilocox.protocol.chain import taken
-from dilocox.protocol.manifest import Manifest
-from dilocox.transport.blobs import BlobStore
-from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.corpora import corpus_in, last_built
+from dilocox.node.data.privacy_budget import Steps, epsilon_of
+from dilocox.node.data.tokenizers import train_tokenizer
+from dilocox.protocol.consensus.chain import taken
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.transport.store.blobs import BlobStore
+from dilocox.transport.store.chain_file import ChainFile
+from dilocox.transport.store.corpus_store import corpus_in, last_built
 from tests.corpora import words
 from tests.e2e.conftest import PATIENCE_SECONDS
 from tests.e2e.test_your_model import make_hub, make_smaller

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from dilocox.node.downloader import Downloader
+from dilocox.node.exchange.downloader import Downloader
 from dilocox.node.outer.state import StageState
 from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.norms import norm_code
-from dilocox.protocol.payload import owner_of
+from dilocox.protocol.payload.payload import owner_of
 from dilocox.protocol.pb import messages_pb2 as pb
 from tests.e2e.conftest import HAD_NO_TIME, PATIENCE_SECONDS, Swarm, build, late_member, running, wait_for
 from tests.e2e.hostile import HostilePeer

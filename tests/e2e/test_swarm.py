@@ -18,14 +18,14 @@ from typing import Any
 import psutil
 import pytest
 
-from dilocox.node.testnet import Member
-from dilocox.node.worker_settings import WORKER
+from dilocox.node.workers.environment import WORKER
 from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.data_directory import load_identity
-from dilocox.transport.files import find_chains
-from dilocox.views import fields
+from dilocox.testnet.swarm import Member
+from dilocox.transport.store.chain_file import ChainFile
+from dilocox.transport.store.data_directory import load_identity
+from dilocox.transport.store.files import find_chains
+from dilocox.views import json_schema
 from tests.e2e.conftest import PATIENCE_SECONDS, Swarm, late_member, listeners, names, wait_for, wait_until_gone
 from tests.e2e.hostile import HostilePeer
 from tests.helpers import digest, told_fields
@@ -148,8 +148,8 @@ def test_the_page_events_and_explanations_of_both_roles(swarm: Swarm, name: str)
 
     assert swarm.status(name)["name"] == name
     told = {key for role in ("node-1", "coordinator") for key in swarm.status(role)}
-    for role, known in (("node-1", fields.NODE), ("coordinator", fields.COORDINATOR)):
-        told_fields(known, fields.fields_of(swarm.status(role)))
+    for role, known in (("node-1", json_schema.NODE), ("coordinator", json_schema.COORDINATOR)):
+        told_fields(known, json_schema.fields_of(swarm.status(role)))
     page = get("/")
     assert set(re.findall(r"status\.([a-z_]+)", page)) <= told, "the page asks for what the daemons tell"
     seen = [json.loads(line[6:]) for line in get("/v1/events?follow=no").splitlines() if line.startswith("data: ")]

@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 
 from bench.texts import stdlib
 from dilocox.cli.main import app
-from dilocox.node.testnet import Testnet
 from dilocox.protocol.events import NOTABLE
-from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.data_directory import load_identity
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.testnet.swarm import Testnet
+from dilocox.transport.store.chain_file import ChainFile
+from dilocox.transport.store.data_directory import load_identity
 from tests.e2e.conftest import PATIENCE_SECONDS, RUN, wait_for, wait_until_gone
 from tests.helpers import HEARS_CTRL_C
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from dilocox.node.namespaces import Namespaces, Net, lacking
+from dilocox.testnet.namespaces import Namespaces, Net, lacking
 from tests.e2e.conftest import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.e2e

@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
-from dilocox.node.data.tokens import train_tokenizer
-from dilocox.protocol.chain import taken
-from dilocox.protocol.manifest import Manifest
-from dilocox.transport.chain_file import ChainFile
+from dilocox.node.data.tokenizers import train_tokenizer
+from dilocox.protocol.consensus.chain import taken
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.transport.store.chain_file import ChainFile
 from tests.chats import CHATML, conversations, write_hub, write_records
 from tests.corpora import words
 from tests.e2e.conftest import PATIENCE_SECONDS

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dilocox.node.training.data import UNTRAINED, load_dataset
-from dilocox.node.training.mesh import Mesh
-from dilocox.node.training.rendezvous import join_generation
-from dilocox.node.training.trainer import Trainer
-from dilocox.protocol.manifest import Manifest
-from dilocox.transport.blobs import BlobStore
+from dilocox.node.training.model.data import UNTRAINED, load_dataset
+from dilocox.node.training.model.mesh import Mesh
+from dilocox.node.training.model.rendezvous import join_generation
+from dilocox.node.training.model.trainer import Trainer
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.transport.store.blobs import BlobStore
 
 __all__ = ["work"]
 

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from bench.texts import stdlib
-from dilocox.node import memory
-from dilocox.node.tiling import chunks, stretches
-from dilocox.node.training.model import initial_values
-from dilocox.node.worker_settings import RENDEZVOUS
-from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.messages import canonical
+from dilocox.node.planning import memory_model
+from dilocox.node.training.model.model import initial_values
+from dilocox.node.workers.environment import RENDEZVOUS
+from dilocox.node.workers.placement import chunks, stretches
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.tensors import stage_weights
-from dilocox.transport.blobs import BlobStore
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.protocol.run.tensors import stage_weights
+from dilocox.protocol.wire.messages import canonical
+from dilocox.transport.store.blobs import BlobStore
 from tests.golden.mesh_worker import work
 from tests.helpers import manifest
 from tests.processes import in_processes
@@ -135,8 +135,8 @@ def test_workers_together_train_the_adapters_that_one_trains(tmp_path: Path):
 def planned(run: Manifest, worker: int, workers: int) -> int:
     """Return the bytes that autograd is expected to store."""
     mine = chunks(run.model.stages, workers, run.training.schedule)[worker]
-    held = [sum(memory.held_bytes(run, stage, half=False) for stage in chunk) for chunk in mine]
-    return memory.peak(worker, workers, run.training.microbatches, held)
+    held = [sum(memory_model.held_bytes(run, stage, half=False) for stage in chunk) for chunk in mine]
+    return memory_model.peak(worker, workers, run.training.microbatches, held)
 
 
 @pytest.mark.e2e

@@ -10,12 +10,12 @@ import torch
 
 from bench.lab import Lab
 from bench.texts import Text
-from dilocox.node.clock import Line, Site, Step
 from dilocox.node.outer.state import StageState, rebase, start_phase
-from dilocox.node.training.trainer import initial_state
-from dilocox.protocol import payload as wire
-from dilocox.protocol.manifest import Manifest
-from dilocox.transport.corpora import library
+from dilocox.node.planning.time_model import Line, Site, Step
+from dilocox.node.training.model.trainer import initial_state
+from dilocox.protocol.payload import payload as wire
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.transport.store.corpus_store import library
 from tests.corpora import corpus_of, words
 from tests.helpers import manifest
 
@@ -202,7 +202,7 @@ def test_the_initial_state_does_not_depend_on_the_split():
 
 def test_initial_weights_have_golden_bits():
     digests = json.loads(GOLDEN.read_text())["initial_digests"]
-    from dilocox.transport.blobs import digest_of
+    from dilocox.transport.store.blobs import digest_of
 
     run = manifest()
     assert [digest_of([initial_state(run, stage).state_bytes()]).hex() for stage in range(2)] == digests

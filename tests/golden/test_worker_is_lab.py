@@ -15,15 +15,15 @@ import pytest
 
 from bench.lab import Lab
 from bench.texts import stdlib
-from dilocox.node.apply_builder import takes_of
-from dilocox.node.worker_settings import WorkerSettings
-from dilocox.node.workers import Launch, WorkerPool
-from dilocox.protocol.chain import taken
-from dilocox.protocol.manifest import Manifest
+from dilocox.node.exchange.apply_builder import takes_of
+from dilocox.node.workers.environment import WorkerSettings
+from dilocox.node.workers.pool import Launch, WorkerPool
+from dilocox.protocol.consensus.chain import taken
 from dilocox.protocol.norms import norm_code
 from dilocox.protocol.pb import messages_pb2 as wire
 from dilocox.protocol.pb import worker_pb2 as pb
-from dilocox.transport.blobs import BlobStore, digest_of
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.transport.store.blobs import BlobStore, digest_of
 from tests.helpers import Table, identity, manifest
 
 WORKERS = 2

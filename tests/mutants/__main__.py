@@ -62,7 +62,7 @@ def copy_tree(folder: Path) -> None:
     """Copy the files of a checkout in their current state, and the product as `dilocox/…`."""
     left = shutil.ignore_patterns(".git", ".venv", ".whl", ".*_cache", ".hypothesis", "__pycache__", "*.egg-info")
     shutil.copytree(ROOT, folder, symlinks=True, ignore=left, dirs_exist_ok=True)
-    (folder / "dilocox").symlink_to(folder / "typing" / "dilocox")
+    (folder / "dilocox").symlink_to(folder / "import_root" / "dilocox")
 
 
 def run(folder: Path, *command: str, **options: object) -> subprocess.CompletedProcess[str]:
@@ -179,7 +179,7 @@ def mutmut(names: list[str], minutes: float) -> None:
         folder = Path(name)
         copy_tree(folder)
         (folder / "dilocox").unlink()
-        shutil.copytree(folder / "typing" / "dilocox", folder / "dilocox")  # real files, for a tool that follows no links
+        shutil.copytree(folder / "import_root" / "dilocox", folder / "dilocox")  # real files, for a tool that follows no links
         only = ", ".join(f'"dilocox/protocol/{module}.py"' for module in modules)
         tests = ", ".join(f'"{test}"' for test in FAST)
         settings = (

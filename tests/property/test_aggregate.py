@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dilocox.node.outer import aggregate, codec
 from dilocox.node.outer.state import StageState
-from dilocox.protocol.manifest import Manifest, Outer
+from dilocox.protocol.run.manifest import Manifest, Outer
 from tests.helpers import manifest
 
 RULES = ("mean", "centered-clip")

@@ -9,18 +9,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dilocox.protocol import chain, limits, terms
-from dilocox.protocol import round as rounds
+from dilocox.protocol import limits
+from dilocox.protocol.consensus import chain, terms
+from dilocox.protocol.consensus.head import initial_head
 from dilocox.protocol.errors import RemoteError
-from dilocox.protocol.head import initial_head
-from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.messages import Statement, seal
 from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.rounds import round_machine as rounds
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.protocol.wire.messages import Statement, seal
 from dilocox.transport.archive.archive import Archive
 from dilocox.transport.archive.chain import archived_manifest, commits_of, in_common
 from dilocox.transport.archive.sealing import PLAIN, Sealed, Sealing
-from dilocox.transport.blobs import BlobStore
-from dilocox.transport.chain_file import ChainFile
+from dilocox.transport.store.blobs import BlobStore
+from dilocox.transport.store.chain_file import ChainFile
 from tests.archived import OWNER, RealTable, archiving, check_whole, names_of, real_run
 from tests.helpers import COORDINATOR, identity
 

@@ -9,14 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dilocox.protocol import bias, limits
-from dilocox.protocol.bias import DECAY, LEAST_ROUNDS, SKETCH, Memory
-from dilocox.protocol.scoring import Score
+from dilocox.protocol import limits
+from dilocox.protocol.checks import bias_rules
+from dilocox.protocol.checks.bias_rules import DECAY, LEAST_ROUNDS, SKETCH, Memory
+from dilocox.protocol.checks.score_rules import Score
 from tests.helpers import manifest
 
 RUN = manifest(scoring={"voters": 8})
 ME = "me"
-Sketch = bias.Vector
+Sketch = bias_rules.Vector
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def scores_of(sketches: Mapping[str, Any]) -> dict[str, Score]:
 
 def remembered(memory: Memory, scores: Mapping[str, Score], run: Any = RUN, cut: dict[str, float] | None = None) -> Memory:
     """Return the memory after a round whose commit counts all, and clips nothing unless `cut` names it."""
-    return bias.closed(bias.after(run, memory, ME, scores), dict.fromkeys((ME, *scores), 0.0) | (cut or {}))
+    return bias_rules.closed(bias_rules.after(run, memory, ME, scores), dict.fromkeys((ME, *scores), 0.0) | (cut or {}))
 
 
 def unit(random: np.random.Generator) -> Sketch:
@@ -61,7 +62,7 @@ def found(authors: Mapping[str, Author], rounds: int, seed: int, run: Any = RUN)
         said = {name: author(Round(common, 2 * unit(random), pull)) for name, author in authors.items()}
         scores = scores_of(said)
         memory = remembered(memory, scores, run)
-        told.append(bias.biased(run, memory, ME, scores))
+        told.append(bias_rules.biased(run, memory, ME, scores))
     return told
 
 
@@ -112,7 +113,7 @@ def test_who_stops_is_forgiven():
         said = {name: common + 2 * unit(random) for name in (ME, "a", "b", "c")}
         said["it"] = common + pull if number < 20 else common + 2 * unit(random)
         memory = remembered(memory, scores_of(said))
-        told.append(bias.biased(RUN, memory, ME, scores_of(said)))
+        told.append(bias_rules.biased(RUN, memory, ME, scores_of(said)))
     assert told[19] == {"it"}
     assert not told[-1]
 
@@ -143,7 +144,7 @@ def test_of_two_nobody_can_tell_who_differs():
     for number in range(LEAST_ROUNDS + 1):
         said = {ME: 2 * unit(random), "hostile": pull, f"new-{number}": 2 * unit(random)}
         memory = remembered(memory, scores_of(said), cut=dict.fromkeys(map("new-{}".format, range(20)), 0.0))
-        assert not bias.biased(RUN, memory, ME, scores_of(said)), "nobody else is known for long enough"
+        assert not bias_rules.biased(RUN, memory, ME, scores_of(said)), "nobody else is known for long enough"
     assert memory.authors["hostile"].strength > 3 * memory.authors[ME].strength
 
 
@@ -154,7 +155,7 @@ def test_what_cannot_be_compared_says_nothing():
     memory = remembered(Memory(cut=dict.fromkeys((*said, *odd), 0.0)), scores_of(said | odd))
     assert {name: each.rounds for name, each in memory.authors.items()} == {ME: 1, "a": 1, "b": 1}
     assert all(np.isfinite(each.total).all() for each in memory.authors.values())
-    nothing = bias.after(RUN, memory, ME, {})
+    nothing = bias_rules.after(RUN, memory, ME, {})
     assert (nothing.authors, nothing.means, nothing.last) == (memory.authors, memory.means, {}), "it learns nothing"
     same = remembered(Memory(cut=dict.fromkeys(said, 0.0)), scores_of(dict.fromkeys(said, np.ones(SKETCH))))
     assert not same.authors, "who says the same does not differ"
@@ -185,12 +186,12 @@ def test_who_says_again_what_it_is_owed_pulls_nowhere(cut: float, uncounted: int
             missed = 20 <= number < 20 + uncounted
             owed = (1.0 if missed else cut) * said["it"]
             scores = scores_of(said)
-            memory = bias.after(RUN, memory, ME, scores)
-            found.append(bias.biased(RUN, memory, ME, scores))
+            memory = bias_rules.after(RUN, memory, ME, scores)
+            found.append(bias_rules.biased(RUN, memory, ME, scores))
             counted = dict.fromkeys(said, 0.0) | ({"it": cut} if told else {})
             if missed and told:
                 del counted["it"]
-            memory = bias.closed(memory, counted)
+            memory = bias_rules.closed(memory, counted)
         return found
 
     assert any(run(told=False)), "it would be taken for a pull"
@@ -211,9 +212,9 @@ def test_who_is_refused_makes_no_other_look_like_it(pull: float, clusters: tuple
         said = {name: common + 2 * unit(random) for name in names}
         said["quiet"] = 2 * common + 1.4 * unit(random)
         said |= {f"hostile-{number}": common + pull * direction * 2 for number in range(hostile)}
-        memory = bias.after(RUN, memory, ME, scores_of(said))
-        found.append(bias.biased(RUN, memory, ME, scores_of(said)))
-        memory = bias.closed(memory, dict.fromkeys(said, 0.0))
+        memory = bias_rules.after(RUN, memory, ME, scores_of(said))
+        found.append(bias_rules.biased(RUN, memory, ME, scores_of(said)))
+        memory = bias_rules.closed(memory, dict.fromkeys(said, 0.0))
     assert not any("quiet" in each for each in found[20:])
     assert all(len(each) == hostile for each in found[20:])
 
@@ -223,5 +224,5 @@ def test_who_was_not_measured_last_is_known_by_what_the_commit_says():
     names = (ME, "a", "b", "rare")
     for counted, rounds in (({"rare": 0.05}, 1), ({"rare": 0.5}, 0), ({}, 0)):
         memory = Memory(cut=dict.fromkeys(names[:3], 0.0) | counted)
-        memory = bias.after(RUN, memory, ME, scores_of({name: unit(random) for name in names}))
+        memory = bias_rules.after(RUN, memory, ME, scores_of({name: unit(random) for name in names}))
         assert {name: known.rounds for name, known in memory.authors.items()}.get("rare", 0) == rounds

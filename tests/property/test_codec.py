@@ -8,12 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dilocox.node.outer import codec, levels
-from dilocox.node.outer.passage import STRETCH
+from dilocox.node.outer import codec, int2
 from dilocox.node.outer.state import StageState
-from dilocox.protocol import payload as wire
-from dilocox.protocol.arrays import GROUP, RANK_EXACT
+from dilocox.node.outer.state_device import STRETCH
 from dilocox.protocol.errors import LocalError
+from dilocox.protocol.payload import payload as wire
+from dilocox.protocol.payload.arrays import GROUP, RANK_EXACT
 from tests.helpers import manifest
 from tests.property.test_payload import random_tensor
 
@@ -186,8 +186,8 @@ def test_two_bits_take_what_they_can_of_bell_curves_of_any_length(elements: int)
 
 def test_dense_and_sparse_payloads_place_their_levels_alike():
     x = torch.randn(5, GROUP, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 100, 0.01, 7, 50])[:, None]
-    even, ragged = levels.Even(x), levels.Ragged(x.abs().flatten().numpy(), np.arange(0, 6 * GROUP, GROUP))
-    (dense, boundaries), (sparse, others) = levels.place_levels(even), levels.place_levels(ragged)
+    even, ragged = int2.Even(x), int2.Ragged(x.abs().flatten().numpy(), np.arange(0, 6 * GROUP, GROUP))
+    (dense, boundaries), (sparse, others) = int2.place_levels(even), int2.place_levels(ragged)
     assert np.allclose(dense, sparse, rtol=1e-2)  # bfloat16 rounds by less
     assert np.allclose(boundaries, others, rtol=1e-3)
     codes = even.packed(boundaries)[:, None] >> np.arange(0, 8, 2, dtype=np.uint8) & 3

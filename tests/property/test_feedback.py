@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dilocox.node.outer.state import StageState
-from dilocox.protocol import payload as wire
-from dilocox.protocol.counting import clip
-from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.consensus.weighting import clip
 from dilocox.protocol.norms import clip_factor, norm_code, norm_of
+from dilocox.protocol.payload import payload as wire
+from dilocox.protocol.run.manifest import Manifest
 from tests.helpers import manifest
 from tests.property.test_codec import CODECS
 

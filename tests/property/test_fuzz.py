@@ -3,12 +3,12 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dilocox.protocol import chain
+from dilocox.protocol.consensus import chain
 from dilocox.protocol.errors import ConfigError, RemoteError
 from dilocox.protocol.ids import JoinLink
-from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.messages import open_envelope, seal
 from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.protocol.wire.messages import open_envelope, seal
 from tests.helpers import COORDINATOR, Table, identity, manifest
 
 KINDS = tuple(kind for kind in pb.Kind.values() if kind not in (pb.KIND_UNSPECIFIED, pb.KIND_MANIFEST))

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from dilocox.protocol.ledger import Lease, Ledger, length, split
+from dilocox.protocol.consensus.data_leases import Lease, Ledger, length, split
 
 
 class LedgerMachine(RuleBasedStateMachine):

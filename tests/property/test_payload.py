@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dilocox.protocol import arrays
-from dilocox.protocol import payload as wire
 from dilocox.protocol.errors import RemoteError
-from dilocox.protocol.manifest import Compression
+from dilocox.protocol.payload import arrays
+from dilocox.protocol.payload import payload as wire
 from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.run.manifest import Compression
 
 SHAPES = st.lists(
     st.one_of(st.tuples(st.integers(1, 40)), st.tuples(st.integers(1, 90), st.integers(1, 90))), min_size=1, max_size=4

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from dilocox.node.data import pieces
-from dilocox.node.data.pieces import SPLITS, PieceEncoder, pattern_of
+from dilocox.node.data import pretokenizer
+from dilocox.node.data.pretokenizer import SPLITS, PieceEncoder, pattern_of
 from tests.corpora import words
 
 BYTE_LEVEL = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -56,7 +56,7 @@ def test_tokens_are_those_of_tokenizers(name: str, texts: list[str]):
 
 
 def test_what_is_known_is_bounded(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(pieces, "MOST_KNOWN", 3)
+    monkeypatch.setattr(pretokenizer, "MOST_KNOWN", 3)
     tokenizer = TOKENIZERS["gpt2"]
     pattern = pattern_of(tokenizer.to_str().encode())
     assert pattern is not None

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dilocox.protocol import tensors
-from dilocox.protocol.manifest import Model
-from dilocox.protocol.tensors import stage_units, units
+from dilocox.protocol.run import tensors
+from dilocox.protocol.run.manifest import Model
+from dilocox.protocol.run.tensors import stage_units, units
 from tests.helpers import manifest
 
 

@@ -14,18 +14,19 @@ from pathlib import Path
 from typing import Any
 
 from dilocox.coordinator.driver import RoundDriver
+from dilocox.coordinator.kv_store import StoreError
 from dilocox.coordinator.shared_log import DeposedError, Holder, SharedLog
-from dilocox.coordinator.standing_by import stand_by
-from dilocox.coordinator.store import StoreError
-from dilocox.protocol import chain, round, rules
+from dilocox.coordinator.standby import stand_by
+from dilocox.protocol.consensus import chain, rules
+from dilocox.protocol.consensus.head import Head, initial_head
 from dilocox.protocol.errors import LocalError
-from dilocox.protocol.head import Head, initial_head
-from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.messages import Statement, seal
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.round import Differ, Moment
-from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.rpc import ChannelPool
+from dilocox.protocol.rounds import round_machine
+from dilocox.protocol.rounds.round_machine import Differ, Moment
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.protocol.wire.messages import Statement, seal
+from dilocox.transport.net.rpc import ChannelPool
+from dilocox.transport.store.chain_file import ChainFile
 from tests.fake_store import FakeStore
 from tests.helpers import COORDINATOR, Table, identity
 
@@ -328,9 +329,9 @@ class World:
         if office.driver is None:
             return
         driver = office.driver
-        driver.feed(round.Received(statement))
+        driver.feed(round_machine.Received(statement))
         if peer.name in driver.state.absent:
-            driver.feed(round.Present(peer.name))
+            driver.feed(round_machine.Present(peer.name))
         # A stream sends the chain of its coordinator, and the open ballot.
         for number in range(peer.known.round, driver.chain.length):
             commit = driver.chain.commit(number)

@@ -11,19 +11,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dilocox.protocol import auditing, chain, events, member, norms, round, sampling
+from dilocox.protocol import events, norms
+from dilocox.protocol.checks import audit_rules, availability_rules
 from dilocox.protocol.checks.audits import Audited, audits_of, results_of
 from dilocox.protocol.checks.availability import Sampled
+from dilocox.protocol.checks.score_rules import Score
 from dilocox.protocol.checks.scores import Scored
+from dilocox.protocol.consensus import chain
+from dilocox.protocol.consensus.head import Head, HostRange, initial_head
+from dilocox.protocol.consensus.rules import JUDGES
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import RemoteError
-from dilocox.protocol.head import Head, HostRange, initial_head
-from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.messages import Statement, open_envelope, seal
+from dilocox.protocol.member import member
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.round import Moment
-from dilocox.protocol.rules import JUDGES
-from dilocox.protocol.scoring import Score
+from dilocox.protocol.rounds import round_machine as round
+from dilocox.protocol.rounds.round_machine import Moment
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.protocol.wire.messages import Statement, open_envelope, seal
 from tests.helpers import COORDINATOR, digest, identity
 
 STEP_SECONDS = 1.0
@@ -170,7 +174,7 @@ class SimPeer:
             return
         self.keep(commit)
         self.feed(member.Committed(commit, after))
-        for audit in auditing.duties(audits_of(after), after.round, self.name):
+        for audit in audit_rules.duties(audits_of(after), after.round, self.name):
             if audit.name not in results_of(self.state):
                 self.after(self.swarm.random.expovariate(1 / CHECK_SECONDS), lambda audit=audit: self.audit(audit))  # type: ignore[misc]
         self.train()
@@ -267,15 +271,15 @@ class SimPeer:
 
     def sample(self) -> None:
         """Answer the drawn probe: most report the same result, and some another one, or none."""
-        for cluster in sampling.duties(sampling.due(self.run, self.head), self.name):
+        for cluster in availability_rules.duties(availability_rules.due(self.run, self.head), self.name):
             if self.swarm.random.random() < 0.9:
                 shown = digest("shows", cluster, self.head.digest)[0] < 128
                 self.feed(Sampled(cluster, shown is (self.swarm.random.random() < 0.9)))
 
-    def audit(self, audit: auditing.Audit) -> None:
+    def audit(self, audit: audit_rules.Audit) -> None:
         taken = chain.taken(self.disk.commits[audit.round].body)
         wrong = self.accuses or next(each for each in taken if each.cluster == audit.cluster).contribution.error > 1
-        self.feed(Audited(audit, auditing.Result(pb.AUDIT_DIFFERS if wrong else pb.AUDIT_EQUAL)))
+        self.feed(Audited(audit, audit_rules.Result(pb.AUDIT_DIFFERS if wrong else pb.AUDIT_EQUAL)))
 
 
 @dataclass

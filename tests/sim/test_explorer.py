@@ -14,11 +14,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dilocox.protocol import chain, limits, round
-from dilocox.protocol.head import initial_head
-from dilocox.protocol.manifest import Availability, Manifest
-from dilocox.protocol.messages import seal
+from dilocox.protocol import limits
+from dilocox.protocol.consensus import chain
+from dilocox.protocol.consensus.head import initial_head
 from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.rounds import round_machine as round
+from dilocox.protocol.run.manifest import Availability, Manifest
+from dilocox.protocol.wire.messages import seal
 from tests.helpers import COORDINATOR, digest, identity, manifest
 from tests.sim.swarm import Swarm
 

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from dilocox.protocol import chain
-from dilocox.protocol.head import initial_head
+from dilocox.protocol.consensus import chain
+from dilocox.protocol.consensus.head import initial_head
 from tests.helpers import COORDINATOR, manifest
 from tests.sim.offices import Faults, World
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from dilocox.protocol import chain
-from dilocox.protocol.head import initial_head
+from dilocox.protocol.consensus import chain
+from dilocox.protocol.consensus.head import initial_head
 from dilocox.protocol.pb import messages_pb2 as pb
 from tests.helpers import COORDINATOR, digest, manifest
 from tests.sim.swarm import SimPeer, Swarm
@@ -107,7 +107,7 @@ def greedy(peer: SimPeer, body: pb.Contribution) -> None:
 
 
 def two_faced(peer: SimPeer, body: pb.Contribution) -> None:
-    from dilocox.protocol.messages import seal
+    from dilocox.protocol.wire.messages import seal
 
     other = pb.Contribution.FromString(body.SerializeToString())
     other.loss = 0.5

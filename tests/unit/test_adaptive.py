@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dilocox.protocol import limits
-from dilocox.protocol.adaptive import STEP, next_rank_or_k
 from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.run.adaptive import STEP, next_rank_or_k
 from tests.helpers import Table, manifest
 
 RANK = {"rank": 16, "adapt": "effective-rank"}

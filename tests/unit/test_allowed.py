@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from dilocox.cli.init import render_preset
-from dilocox.protocol.allowed import allowed, annotated, section_of
-from dilocox.protocol.manifest import Manifest, RunFileError
+from dilocox.cli.run.init import render_preset
+from dilocox.protocol.run.allowed_values import allowed, annotated, section_of
+from dilocox.protocol.run.manifest import Manifest, RunFileError
 from tests.helpers import manifest_keys
 
 TEXT = render_preset("tiny", "a-run", "00" * 32)

@@ -1,22 +1,24 @@
 """The house's rules: who may import whom, how long files are, that generated code is current."""
 
 import ast
+import builtins
 import filecmp
 import re
 import subprocess
 import sys
 import tomllib
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
-from dilocox.cli.verbs import VERBS, Verbs
-from dilocox.protocol import checks
+from dilocox.cli.commands import VERBS, Verbs
+from dilocox.protocol.consensus import checks
 from dilocox.protocol.pb.generate import generate
 from tests.helpers import manifest_keys
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("protocol", "transport", "coordinator", "node", "views", "cli")
+ROOMS = ("protocol", "transport", "coordinator", "node", "views", "testnet", "cli")
 SOURCES = [p for name in (*ROOMS, "bench") for p in (ROOT / name).rglob("*.py")]
 SOURCES += (ROOT / "plugins").glob("*/dilocox_*/**/*.py")
 MAY_IMPORT: dict[str, set[str]] = {
@@ -25,20 +27,30 @@ MAY_IMPORT: dict[str, set[str]] = {
     "views": {"protocol", "transport"},
     "coordinator": {"protocol", "transport", "views"},
     "node": {"protocol", "transport", "views"},
-    "cli": {"protocol", "transport", "views", "coordinator", "node"},
+    "testnet": {"protocol", "transport", "views", "coordinator", "node"},
+    "cli": {"protocol", "transport", "views", "coordinator", "node", "testnet"},
 }
 """Which rooms a room may import besides itself: data flows one way."""
 HEAVY = {"torch", "transformers", "safetensors"}
 WORLD = {"asyncio", "socket", "os", "time", "random", "secrets", "pathlib", "subprocess", "threading", "sqlite3"}
 WORLD |= {"grpc", "aiohttp", "torch"}
 MOST_SETTINGS, MOST_COMMANDS = 80, 32
+MOST_FILES = 15
+"""Sources in a folder: more cannot be seen at once."""
 SCREEN_LINES = 48
 """Lines of a terminal: the help of a node fits two."""
 
 
-CORE = ("rules", "chain", "tally", "member", "round")
+CORE = ("consensus/rules", "consensus/chain", "consensus/tally", "member/member", "rounds/round_machine")
 """Files of the protocol that iterate over a run's checks and name none of them."""
-RULES_OF_CHECKS = {"auditing", "scoring", "bias", "sampling", "data_root", "merit"}
+RULES_OF_CHECKS = {
+    "checks.audit_rules",
+    "checks.score_rules",
+    "checks.bias_rules",
+    "checks.availability_rules",
+    "payload.data_root",
+    "checks.merit_rules",
+}
 """Modules of the protocol that only checks import."""
 SWITCHES = {"audit", "scoring", "availability", "settlement", "private"}
 """Sections and keys of a manifest that say which checks a run has."""
@@ -82,6 +94,54 @@ def test_rooms_import_only_what_they_may(room: str):
         assert not roots(path) & {*ROOMS, "bench", "tests"}, f"{relative(path)}: a room imported twice, under two names"
 
 
+def folders() -> dict[str, list[Path]]:
+    """Return the sources of each folder. Generated code and empty packages are left out."""
+    found: dict[str, list[Path]] = {}
+    for path in (each for room in ROOMS for each in (ROOT / room).rglob("*.py")):
+        if path.name != "__init__.py" and "_pb2" not in path.name:
+            found.setdefault(relative(path.parent), []).append(path)
+    return found
+
+
+def imported_folders(path: Path) -> set[str]:
+    """Return the other folders of the product that a file imports when it runs, not only for types."""
+    tree = ast.parse(path.read_text())
+    typing = [
+        each
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for each in ast.walk(node)
+    ]
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and node not in typing:
+            for name in (f"{node.module}.{alias.name}" for alias in node.names):
+                module = name if (ROOT / module_path(name)).exists() else node.module
+                found.add(Path(module_path(module)).parent.as_posix())
+    return found - {relative(path.parent)}
+
+
+def module_path(name: str) -> str:
+    """Return the path of a module of ours, whether it exists or not."""
+    return name.removeprefix("dilocox.").replace(".", "/") + ".py"
+
+
+@pytest.mark.parametrize("folder", folders())
+def test_folder_has_few_files(folder: str):
+    assert len(folders()[folder]) <= MOST_FILES
+
+
+def test_folders_have_no_cycle():
+    graph = {folder: {each for path in paths for each in imported_folders(path)} for folder, paths in folders().items()}
+    graph = {folder: imported & graph.keys() for folder, imported in graph.items()}
+    assert len(list(TopologicalSorter(graph).static_order())) == len(graph)
+
+
+def test_no_module_has_the_name_of_a_builtin():
+    names = {path.stem for paths in folders().values() for path in paths}
+    assert not names & set(dir(builtins)) - {"all"}
+
+
 def test_tests_and_benches_import_the_installed_names():
     for path in [*(ROOT / "tests").rglob("*.py"), *(ROOT / "bench").rglob("*.py")]:
         assert not roots(path) & set(ROOMS), relative(path)
@@ -94,8 +154,8 @@ def test_every_package_is_installed():
 
 
 def test_the_pure_core_does_no_io():
-    for path in [*(ROOT / "protocol").glob("*.py"), *(ROOT / "protocol" / "checks").glob("*.py")]:
-        assert not roots(path) & WORLD, relative(path)
+    for path in (ROOT / "protocol").rglob("*.py"):
+        assert "pb" in path.parts or not roots(path) & WORLD, relative(path)
 
 
 def test_torch_stays_where_it_belongs():
@@ -155,7 +215,7 @@ def test_tests_and_benches_reach_for_no_private_name():
 
 def test_hivemind_is_imported_in_one_file_beside_the_bench_of_its_averager():
     users = [relative(path) for path in SOURCES if "hivemind" in roots(path)]
-    assert users == ["transport/dht_child.py", "bench/averagers.py"]
+    assert users == ["transport/net/dht_child.py", "bench/averagers.py"]
 
 
 def test_files_can_be_read_in_one_sitting():
@@ -187,18 +247,15 @@ def test_every_field_of_the_wire_has_a_sentence():
 @pytest.mark.parametrize("name", CORE)
 def test_core_names_no_optional_check(name: str):
     fields = {field for by_field in checks.FIELDS.values() for field in by_field} - {"account", "measured"}
-    named = {*checks.WANTED, *RULES_OF_CHECKS, *SWITCHES, *fields}
+    named = {*checks.WANTED, *SWITCHES, *fields, *(module.rpartition(".")[2] for module in RULES_OF_CHECKS)}
     assert not words(ROOT / "protocol" / f"{name}.py") & named
     path = ROOT / "protocol" / f"{name}.py"
-    assert {each for each in imports(path) if each.startswith("dilocox.protocol.checks.")} <= {
-        "dilocox.protocol.checks.base",
-        *(f"dilocox.protocol.checks.base.{each}" for each in ("Findings", "Why", "join")),
-    }
+    assert not {each for each in imports(path) if each.startswith("dilocox.protocol.checks")}
 
 
 WITHOUT_CHECKS = """
 import sys
-from dilocox.protocol import member
+from dilocox.protocol.member import member
 from dilocox.protocol.pb import messages_pb2 as pb
 from tests.helpers import Table, identity, manifest
 
@@ -231,20 +288,26 @@ def loaded_by(program: str) -> set[str]:
 MODULES_OF_CHECKS = {
     *(f"dilocox.protocol.{name}" for name in RULES_OF_CHECKS),
     *(f"dilocox.protocol.checks.{name}" for name in checks.WANTED),
-    *(f"dilocox.node.{name}" for name in ("auditor", "audit_task", "disk_of_audits", "privacy", "shard_roots")),
-    *(f"dilocox.node.training.{name}" for name in ("audit", "scores")),
-    "dilocox.views.audits",
+    "dilocox.node.audit.auditor",
+    "dilocox.node.audit.messages",
+    "dilocox.node.data.privacy_budget",
+    "dilocox.node.exchange.shard_roots",
+    "dilocox.node.planning.audit_disk_model",
+    *(f"dilocox.node.training.worker.{name}" for name in ("audit", "scores")),
+    "dilocox.views.audit_views",
     "dilocox_availability",
 }
 
 
 def test_run_without_checks_imports_no_module_of_a_check():
     loaded = loaded_by(WITHOUT_CHECKS)
-    assert "dilocox.protocol.checks.base" in loaded
+    assert "dilocox.protocol.consensus.check_interface" in loaded
     assert not loaded & MODULES_OF_CHECKS
 
 
-@pytest.mark.parametrize("daemon", ["coordinator.daemon", "node.daemon", "node.holder", "node.training.worker", "cli.main"])
+@pytest.mark.parametrize(
+    "daemon", ["coordinator.daemon", "node.daemon", "node.relay_daemon", "node.training.worker.worker", "cli.main"]
+)
 def test_daemon_imports_no_module_of_a_check_before_it_knows_its_run(daemon: str):
     loaded = loaded_by(f"import sys, dilocox.{daemon}; print(*sys.modules)")
     assert f"dilocox.{daemon}" in loaded
@@ -270,4 +333,4 @@ def test_settings_commands_and_help_stay_few():
 def test_only_the_seam_and_the_disk_ask_whether_a_run_has_availability():
     rooms = ("transport", "coordinator", "node", "views", "cli")
     asking = {path for room in rooms for path in (ROOT / room).rglob("*.py") if ".availability" in path.read_text()}
-    assert {path.relative_to(ROOT).as_posix() for path in asking} == {"node/shards.py", "node/disk.py"}
+    assert {path.relative_to(ROOT).as_posix() for path in asking} == {"node/exchange/shards.py", "node/planning/disk_model.py"}

@@ -20,7 +20,7 @@ from dilocox.transport.archive.chain import some_head
 from dilocox.transport.archive.index import ArchiveHead, Segment, Snapshot, covered, cut, due, joined
 from dilocox.transport.archive.sealing import make_key
 from dilocox.transport.archive.storage import BucketStorage, FolderStorage, Storage, open_storage
-from dilocox.transport.blobs import BlobStore
+from dilocox.transport.store.blobs import BlobStore
 from tests.ceph import ceph_bucket
 from tests.helpers import digest
 from tests.s3_double import s3_double

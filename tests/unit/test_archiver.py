@@ -10,22 +10,24 @@ import pytest
 from typer.testing import CliRunner
 
 from dilocox.cli.main import app
-from dilocox.node.archiver import ALONE_LOOKS, check_sealing
-from dilocox.node.downloader import Downloader
-from dilocox.node.reader import Nobody, open_archived
-from dilocox.protocol import limits, round, terms
+from dilocox.node.archive.archiver import ALONE_LOOKS, check_sealing
+from dilocox.node.exchange.downloader import Downloader
+from dilocox.node.run_reader import Nobody, open_archived
+from dilocox.protocol import limits
+from dilocox.protocol.consensus import terms
+from dilocox.protocol.consensus.rules import Outcome
 from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
-from dilocox.protocol.messages import seal
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.rules import Outcome
+from dilocox.protocol.rounds import round_machine
+from dilocox.protocol.wire.messages import seal
 from dilocox.transport.archive.archive import create_archive, open_archive
 from dilocox.transport.archive.sealing import make_key
 from dilocox.transport.archive.source import ArchivePlace, ArchiveSource
-from dilocox.transport.blobs import BlobStore
-from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.data_directory import DataDirectory, format_identity
-from dilocox.transport.handover import read_handover, take_over
-from dilocox.transport.rpc import ChannelPool
+from dilocox.transport.net.rpc import ChannelPool
+from dilocox.transport.store.appointment_bundle import read_handover, take_over
+from dilocox.transport.store.blobs import BlobStore
+from dilocox.transport.store.chain_file import ChainFile
+from dilocox.transport.store.data_directory import DataDirectory, format_identity
 from tests.archived import OWNER, RealTable, archiving, check_whole, real_run
 from tests.exchanges import exchange_of
 from tests.helpers import Table, digest, identity, manifest
@@ -72,8 +74,8 @@ async def test_a_run_begins_again_from_its_archive_when_everybody_is_gone(tmp_pa
 
     again = Table(run, pen=NEW)
     again.commits = table.commits[:5]
-    again.state = round.start(run, head, again.now)
-    again.feed(round.Resumed(False))
+    again.state = round_machine.start(run, head, again.now)
+    again.feed(round_machine.Resumed(False))
     strangers = (10, 11)
     wrong = again.submit(again.claim(12, state=digest("a state of its own")))
     assert (wrong.outcome, wrong.reason) == (Outcome.REJECT, pb.REASON_WRONG_BASE)
@@ -160,7 +162,7 @@ def test_the_chain_comes_before_the_owner(tmp_path: Path):
 
 
 async def test_a_dead_run_is_read_from_its_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("dilocox.node.reader.RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("dilocox.node.run_reader.RETRY_SECONDS", 0.0)
     key = tmp_path / "archive.key"
     make_key(key)
     table, place = await kept(tmp_path, key=key)

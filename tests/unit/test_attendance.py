@@ -11,20 +11,20 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from dilocox.node.api.server import add_operator_routes
-from dilocox.node.attendance import PAUSED, Attendance, Wish, wish
-from dilocox.node.changes import Changes
-from dilocox.node.crew import Progress
-from dilocox.protocol import member
+from dilocox.node.member.participation import PAUSED, Attendance, Wish, wish
+from dilocox.node.workers.progress import Progress
+from dilocox.protocol.consensus.rules import ACCEPT, Outcome
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import LocalError
-from dilocox.protocol.messages import Statement, seal
+from dilocox.protocol.member import member
+from dilocox.protocol.member.node_status import Status, status
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.rules import ACCEPT, Outcome
-from dilocox.protocol.status import Status, status
-from dilocox.transport.data_directory import API_KEY, DataDirectory
-from dilocox.transport.hours import Hours
-from dilocox.transport.tasks import Tasks
-from dilocox.views.door import Door
+from dilocox.protocol.wire.messages import Statement, seal
+from dilocox.transport.limits.schedule import Hours
+from dilocox.transport.process.tasks import Tasks
+from dilocox.transport.process.watched_state import Changes
+from dilocox.transport.store.data_directory import API_KEY, DataDirectory
+from dilocox.views.api_listener import Door
 from dilocox.views.http import create_app
 from tests.helpers import PATIENCE_SECONDS, Table, identity, manifest, no_status, until
 

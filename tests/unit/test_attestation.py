@@ -12,15 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from dilocox.cli import attest
-from dilocox.cli.init import render_preset
+from dilocox.cli.dev import attest
+from dilocox.cli.run.init import render_preset
 from dilocox.coordinator.challenges import LIFETIME_SECONDS, Challenges
 from dilocox.node.attest import attesters, kinds, simulated
 from dilocox.node.attest.prover import Prover
 from dilocox.node.attest.verify import appraise, verify_evidence
-from dilocox.node.coordinator_link import Answer
+from dilocox.node.exchange.coordinator_client import Answer
 from dilocox.protocol import limits
-from dilocox.protocol.attestation import (
+from dilocox.protocol.consensus.rules import Outcome
+from dilocox.protocol.errors import ConfigError
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.run.manifest import Attestation, Manifest
+from dilocox.protocol.wire.attestation import (
     AttestationError,
     Claims,
     Code,
@@ -31,12 +35,8 @@ from dilocox.protocol.attestation import (
     gpu_nonce,
     report_data,
 )
-from dilocox.protocol.errors import ConfigError
-from dilocox.protocol.manifest import Attestation, Manifest
-from dilocox.protocol.messages import Statement
-from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.rules import Outcome
-from dilocox.transport.files import NAMED_BYTES
+from dilocox.protocol.wire.messages import Statement
+from dilocox.transport.store.files import NAMED_BYTES
 from tests.helpers import flipped, identity, manifest, rejected
 
 NOW = 1_800_000_000
@@ -359,7 +359,7 @@ def test_hardware_kinds_refuse_a_key_that_this_process_did_not_make(tmp_path: Pa
 
     from dilocox.node import daemon
     from dilocox.protocol.errors import LocalError
-    from dilocox.transport.data_directory import DataDirectory
+    from dilocox.transport.store.data_directory import DataDirectory
     from tests.helpers import manifest
 
     run = manifest(attestation={"kinds": ["tdx"], "measurements": {"tdx": ["ab" * 48]}})

@@ -10,16 +10,17 @@ import pytest
 from dilocox.coordinator.service import CoordinatorService
 from dilocox.node.attest import simulated
 from dilocox.node.attest.verify import appraise
-from dilocox.protocol import chain, limits
-from dilocox.protocol.attestation import Appraiser, Claims, Evidence, Verdict, report_data
+from dilocox.protocol import limits
+from dilocox.protocol.consensus import chain
+from dilocox.protocol.consensus.rules import Judgement, Outcome
 from dilocox.protocol.errors import RemoteError
-from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.messages import Statement, open_envelope, seal
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.round import Moment
-from dilocox.protocol.rules import Judgement, Outcome
-from dilocox.transport.chain_file import ChainFile
-from dilocox.views import rows as views
+from dilocox.protocol.rounds.round_machine import Moment
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.protocol.wire.attestation import Appraiser, Claims, Evidence, Verdict, report_data
+from dilocox.protocol.wire.messages import Statement, open_envelope, seal
+from dilocox.transport.store.chain_file import ChainFile
+from dilocox.views import json_views as views
 from tests.helpers import COORDINATOR, Table, digest, identity, manifest
 
 MEASUREMENT = b"\x09" * 48

@@ -9,16 +9,19 @@ from typing import Any
 
 import pytest
 
-from dilocox.protocol import auditing, chain, limits, member
-from dilocox.protocol.auditing import Audit, Result
+from dilocox.protocol import limits
+from dilocox.protocol.checks import audit_rules
+from dilocox.protocol.checks.audit_rules import Audit, Result
 from dilocox.protocol.checks.audits import Audited, audits_of, results_of
+from dilocox.protocol.consensus import chain
+from dilocox.protocol.consensus.data_leases import Lease
+from dilocox.protocol.consensus.head import initial_head
 from dilocox.protocol.errors import RemoteError
-from dilocox.protocol.head import initial_head
-from dilocox.protocol.ledger import Lease
-from dilocox.protocol.messages import Statement, canonical, open_envelope, seal
+from dilocox.protocol.member import member
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.transport.chain_file import ChainFile
-from dilocox.views import rows
+from dilocox.protocol.wire.messages import Statement, canonical, open_envelope, seal
+from dilocox.transport.store.chain_file import ChainFile
+from dilocox.views import json_views
 from dilocox.views.explain import explain
 from tests.helpers import COORDINATOR, Table, digest, identity, manifest
 
@@ -41,32 +44,32 @@ def peer(number: int) -> str:
 
 def test_a_share_of_what_is_counted_is_drawn_and_falls_on_all_alike():
     run = manifest(audit={"segments": 3, "share": 0.25})
-    found = [audit for number in range(200) for audit in auditing.drawn(run, 7, ballot(number), EQUAL)]
+    found = [audit for number in range(200) for audit in audit_rules.drawn(run, 7, ballot(number), EQUAL)]
     assert len(found) == pytest.approx(0.25 * 200 * len(NAMES), rel=0.15)
     assert all(20 < count < 90 for count in Counter(audit.cluster for audit in found).values())
     auditors = sum((Counter(audit.auditors.keys()) for audit in found), Counter[str]())
     assert max(auditors.values()) < 1.4 * min(auditors.values())
     assert all(audit.cluster not in audit.auditors and sum(audit.auditors.values()) <= 5 for audit in found)
     assert {audit.lot % 3 for audit in found} == {0, 1, 2}
-    assert found[0].due == 7 + auditing.WAIT
+    assert found[0].due == 7 + audit_rules.WAIT
 
 
 def test_nothing_is_drawn_where_the_run_does_not_audit_or_nobody_else_is_there():
-    assert auditing.drawn(manifest(), 7, ballot(1), EQUAL) == []
-    assert auditing.drawn(manifest(audit={"segments": 3, "share": 0.0}), 7, ballot(1), EQUAL) == []
-    assert auditing.drawn(RUN, 7, ballot(1), {"lone": 1}) == []
+    assert audit_rules.drawn(manifest(), 7, ballot(1), EQUAL) == []
+    assert audit_rules.drawn(manifest(audit={"segments": 3, "share": 0.0}), 7, ballot(1), EQUAL) == []
+    assert audit_rules.drawn(RUN, 7, ballot(1), {"lone": 1}) == []
 
 
 def test_who_is_drawn_follows_from_the_coordinators_signature():
     another = ballot(1)
     another.envelope.signature = bytes(64)
-    assert auditing.drawn(RUN, 7, ballot(1), EQUAL) == auditing.drawn(RUN, 7, ballot(1), EQUAL)
-    assert auditing.drawn(RUN, 7, ballot(1), EQUAL) != auditing.drawn(RUN, 7, another, EQUAL)
+    assert audit_rules.drawn(RUN, 7, ballot(1), EQUAL) == audit_rules.drawn(RUN, 7, ballot(1), EQUAL)
+    assert audit_rules.drawn(RUN, 7, ballot(1), EQUAL) != audit_rules.drawn(RUN, 7, another, EQUAL)
 
 
 def test_the_draw_is_by_standing_and_nobody_says_more_than_all_others():
     listed = {"founder": 64, **{f"new-{number}": 4 for number in range(10)}}
-    found = [a for n in range(100) for a in auditing.drawn(RUN, 7, ballot(n), listed) if a.cluster != "founder"]
+    found = [a for n in range(100) for a in audit_rules.drawn(RUN, 7, ballot(n), listed) if a.cluster != "founder"]
     drawn = sum("founder" in audit.auditors for audit in found)
     assert drawn > 0.9 * len(found)
     assert all(2 * max(a.auditors.values()) <= sum(a.auditors.values()) for a in found if len(a.auditors) > 1)
@@ -74,10 +77,10 @@ def test_the_draw_is_by_standing_and_nobody_says_more_than_all_others():
 
 def test_a_commit_names_no_more_than_its_bound():
     many = {f"cluster-{number:04}": 1 for number in range(limits.CLUSTERS)}
-    found = auditing.drawn(RUN, 7, ballot(1), many)
+    found = audit_rules.drawn(RUN, 7, ballot(1), many)
     assert len(found) == limits.AUDITS
     assert [audit.cluster for audit in found] == sorted(audit.cluster for audit in found)
-    assert auditing.unpacked(pb.Commit(audits=auditing.packed(found))) == tuple(found)
+    assert audit_rules.unpacked(pb.Commit(audits=audit_rules.packed(found))) == tuple(found)
 
 
 # What is said of it.
@@ -110,26 +113,28 @@ def verdicts(against: int, silent: int, of: int) -> tuple[Audit, dict[str, pb.Re
 )
 def test_two_thirds_of_what_was_drawn_and_never_one_alone(against: int, silent: int, of: int, convicted: bool):
     audit, said = verdicts(against, silent, of)
-    reasons, looked_at = auditing.faults([audit], 7, said, ["author"])
+    reasons, looked_at = audit_rules.faults([audit], 7, said, ["author"])
     assert set(reasons) == ({"author"} if convicted else set())
     assert looked_at == ({"author"} if silent < of else set())
-    assert auditing.faults([audit], 6, said, ["author"]) == ({}, frozenset()), "receipts of another round are of other audits"
+    assert audit_rules.faults([audit], 6, said, ["author"]) == ({}, frozenset()), (
+        "receipts of another round are of other audits"
+    )
 
 
 @pytest.mark.parametrize(("verdict", "wrong"), [*zip(pb.AuditVerdict.values()[1:], (0, 0, 1, 1, 1), strict=True)])
 def test_what_is_not_served_or_is_no_phase_counts_as_wrong(verdict: pb.AuditVerdict, wrong: bool):
     audit = Audit(5, "author", 0, {"a": 1, "b": 1})
     said = {name: pb.Receipt(audits=[pb.AuditResult(index=0, verdict=verdict)]) for name in "ab"}
-    assert bool(auditing.faults([audit], 7, said, ["author"])[0]) == wrong
+    assert bool(audit_rules.faults([audit], 7, said, ["author"])[0]) == wrong
     gone = wrong and verdict != pb.AUDIT_UNSERVED
-    assert bool(auditing.faults([audit], 7, said, [])[0]) == gone, "who went cannot serve, and is absent"
+    assert bool(audit_rules.faults([audit], 7, said, [])[0]) == gone, "who went cannot serve, and is absent"
 
 
 def test_votes_weigh_as_they_were_drawn():
     audit = Audit(5, "author", 0, {"a": 3, "b": 1, "c": 1})
     wrong = pb.Receipt(audits=[pb.AuditResult(index=0, verdict=DIFFERS)])
-    assert not auditing.faults([audit], 7, {"b": wrong, "c": wrong, "stranger": wrong}, [])[0]
-    assert auditing.faults([audit], 7, {"a": wrong, "b": wrong}, [])[0]
+    assert not audit_rules.faults([audit], 7, {"b": wrong, "c": wrong, "stranger": wrong}, [])[0]
+    assert audit_rules.faults([audit], 7, {"a": wrong, "b": wrong}, [])[0]
 
 
 def wrongly(hostile: float, of: int) -> float:
@@ -152,7 +157,7 @@ def test_what_the_docs_say_of_chance():
 def audited(table: Table, number: int, verdict: pb.AuditVerdict = DIFFERS, **changes: Any) -> Statement:
     """A receipt that says this of all that this peer was drawn for, and is due."""
     me, body = peer(number), table.receipt(number).body
-    due = auditing.due(audits_of(table.head), table.head.round)
+    due = audit_rules.due(audits_of(table.head), table.head.round)
     told = [pb.AuditResult(index=index, verdict=verdict) for index, audit in enumerate(due) if me in audit.auditors]
     body.audits.extend([pb.AuditResult(**changes)] if changes else told)
     return seal(identity(number), pb.KIND_RECEIPT, table.run.run_id, body)
@@ -162,7 +167,7 @@ def vote(table: Table, said: Mapping[int, list[int]], numbers: range) -> None:
     """All vote; `said`: whose work each finds wrong, of what is due and it was drawn for."""
     for number in numbers:
         me, body = peer(number), table.receipt(number).body
-        for index, audit in enumerate(auditing.due(audits_of(table.head), table.head.round)):
+        for index, audit in enumerate(audit_rules.due(audits_of(table.head), table.head.round)):
             if me in audit.auditors:
                 wrong = audit.cluster in [peer(other) for other in said.get(number, [])]
                 body.audits.append(pb.AuditResult(index=index, verdict=DIFFERS if wrong else pb.AUDIT_EQUAL))
@@ -181,7 +186,9 @@ def four(**sections: dict[str, Any]) -> Table:
 
 def test_whose_work_most_of_its_auditors_find_wrong_does_not_count_two_rounds_later():
     table = four().train(2, FOUR)
-    assert [audit.name for audit in auditing.due(audits_of(table.head), 3)] == [(1, name) for name in sorted(map(peer, FOUR))]
+    assert [audit.name for audit in audit_rules.due(audits_of(table.head), 3)] == [
+        (1, name) for name in sorted(map(peer, FOUR))
+    ]
     table.contribute(FOUR)
     vote(table, {1: [0], 2: [0], 3: [0]}, FOUR)
     assert table.counted() == [1, 2, 3]
@@ -265,7 +272,7 @@ def test_bounds_of_what_a_receipt_tells(told: list[pb.AuditResult]):
 def test_a_node_tells_what_it_found_when_it_is_due_and_forgets_it_then():
     table = four().train(2, FOUR).contribute(FOUR)
     me = peer(0)
-    mine = auditing.duties(audits_of(table.head), table.head.round, me)
+    mine = audit_rules.duties(audits_of(table.head), table.head.round, me)
     assert {audit.round for audit in mine} == {1, 2}
     state = member.start(table.run, me, table.head)
     for audit in mine:
@@ -278,7 +285,7 @@ def test_a_node_tells_what_it_found_when_it_is_due_and_forgets_it_then():
         state, _ = member.step(state, member.Judged(slot[0].digest, (pb.REASON_UNSPECIFIED, 0)), 0.0)
     state, effects = member.step(state, member.Seen(table.ballots[-1]), 0.0)
     receipt = next(e.body for e in effects if isinstance(e, member.Sign) and e.kind == pb.KIND_RECEIPT)
-    due = auditing.due(audits_of(table.head), table.head.round)
+    due = audit_rules.due(audits_of(table.head), table.head.round)
     assert [due[each.index].name for each in receipt.audits] == [audit.name for audit in mine if audit.round == 1]
     assert all((each.verdict, each.distance) == (DIFFERS, 1.5) for each in receipt.audits)
     vote(table, {}, FOUR)
@@ -302,27 +309,27 @@ def marks(*each: pb.Mark) -> bytes:
 
 
 def test_marks_are_of_the_phase_that_is_contributed():
-    found = auditing.read_marks(RUN, SAID, LEASE, marks(mark(0), mark(4), mark(8), mark(10)))
-    assert auditing.spacing(RUN) == 4
-    stretches = [auditing.stretch(RUN, lot, LEASE, found.marks) for lot in range(4)]
+    found = audit_rules.read_marks(RUN, SAID, LEASE, marks(mark(0), mark(4), mark(8), mark(10)))
+    assert audit_rules.spacing(RUN) == 4
+    stretches = [audit_rules.stretch(RUN, lot, LEASE, found.marks) for lot in range(4)]
     assert [(each.first.step, each.last.step) for each in stretches] == [(0, 4), (4, 8), (8, 10), (0, 4)]
     assert list(stretches[1].positions) == list(range(1020, 1036))
 
 
 def test_the_step_at_which_a_commit_was_moved_onto_is_no_stretch():
     moved = (mark(0), mark(3), mark(3, after=1), mark(4), mark(8), mark(10))
-    found = auditing.read_marks(RUN, SAID, LEASE, marks(*moved))
-    assert [auditing.stretch(RUN, lot, LEASE, found.marks).first.step for lot in range(4)] == [0, 3, 4, 8]
+    found = audit_rules.read_marks(RUN, SAID, LEASE, marks(*moved))
+    assert [audit_rules.stretch(RUN, lot, LEASE, found.marks).first.step for lot in range(4)] == [0, 3, 4, 8]
 
 
 def test_nobody_hides_what_it_did_not_train_between_short_stretches():
     """Of eleven inner steps eight are made up, in two of five stretches: two of three are drawn, were they evenly spaced."""
     said = pb.Contribution(inner_steps=11, samples_read=148)
-    assert auditing.read_marks(RUN, said, LEASE, marks(mark(0), mark(4), mark(8), mark(11)))
+    assert audit_rules.read_marks(RUN, said, LEASE, marks(mark(0), mark(4), mark(8), mark(11)))
     with pytest.raises(RemoteError, match="evenly"):
-        auditing.read_marks(RUN, said, LEASE, marks(mark(0), mark(4), mark(8), mark(9), mark(10), mark(11)))
+        audit_rules.read_marks(RUN, said, LEASE, marks(mark(0), mark(4), mark(8), mark(9), mark(10), mark(11)))
     with pytest.raises(RemoteError, match="evenly"):
-        auditing.read_marks(RUN, said, LEASE, marks(mark(0), mark(1), mark(5), mark(9), mark(11)))
+        audit_rules.read_marks(RUN, said, LEASE, marks(mark(0), mark(1), mark(5), mark(9), mark(11)))
 
 
 @pytest.mark.parametrize(
@@ -345,23 +352,23 @@ def test_nobody_hides_what_it_did_not_train_between_short_stretches():
 )
 def test_marks_that_are_no_phase(wrong: tuple[pb.Mark, ...]):
     with pytest.raises(RemoteError) as refused:
-        auditing.read_marks(RUN, SAID, LEASE, marks(*wrong))
+        audit_rules.read_marks(RUN, SAID, LEASE, marks(*wrong))
     assert refused.value.reason == pb.REASON_MALFORMED
 
 
 def test_marks_may_not_read_what_was_not_leased():
     with pytest.raises(RemoteError):
-        auditing.read_marks(RUN, SAID, Lease(counted=100, spans=((1000, 1040),)), marks(mark(0), mark(4), mark(8), mark(10)))
+        audit_rules.read_marks(RUN, SAID, Lease(counted=100, spans=((1000, 1040),)), marks(mark(0), mark(4), mark(8), mark(10)))
 
 
 def test_states_are_kept_until_it_is_known_who_asks_for_them():
     four_marks = [mark(0), mark(4), mark(8), mark(10)]
     everything = {state for each in four_marks for state in each.states}
     audit = Audit(6, "me", 4, {"a": 1})  # the second stretch
-    assert auditing.needed([], 6, "me", 6, four_marks) == everything
-    assert auditing.needed([], 7, "me", 6, four_marks) == set()
-    assert auditing.needed([audit], 7, "me", 6, four_marks) == {*mark(4).states, *mark(8).states}
-    assert auditing.needed([audit], 7, "you", 6, four_marks) == set()
+    assert audit_rules.needed([], 6, "me", 6, four_marks) == everything
+    assert audit_rules.needed([], 7, "me", 6, four_marks) == set()
+    assert audit_rules.needed([audit], 7, "me", 6, four_marks) == {*mark(4).states, *mark(8).states}
+    assert audit_rules.needed([audit], 7, "you", 6, four_marks) == set()
 
 
 @pytest.mark.parametrize("sections", [{"audit": {"segments": 3}, "data": {"private": True}}])
@@ -374,13 +381,13 @@ def test_people_see_what_auditors_found(tmp_path: Path):
     table = four().train(2, FOUR).contribute(FOUR)
     before = table.head
     vote(table, {1: [0], 2: [0], 3: [0]}, FOUR)
-    detail = rows.round_detail(before, table.commits[-1].body)
+    detail = json_views.round_detail(before, table.commits[-1].body)
     found = {audit["cluster"]: [each["found"] for each in audit["auditors"]] for audit in detail["audits"]}
     assert found[peer(0)] == ["differs"] * 3
     assert found[peer(1)] == ["equal"] * 3
     assert {audit["round"] for audit in detail["audits"]} == {1}
     path = tmp_path / "chain.db"
-    with closing(ChainFile(path, table.run, rows.describe)) as chain:
+    with closing(ChainFile(path, table.run, json_views.describe)) as chain:
         for commit in table.commits:
             chain.append(commit.envelope)
         says = [row["says"] for row in explain(chain, lambda round: [], 3)["findings"] if row["about"] == "audited"]

@@ -12,20 +12,21 @@ import numpy as np
 import pytest
 import torch
 
-from dilocox.node.audit_task import Found, Task
-from dilocox.node.auditor import Auditor, AuditPlaces, in_a_process
-from dilocox.node.machine import Machine, available_bytes
-from dilocox.node.training.audit import carry_out, threads_of
-from dilocox.protocol import auditing, events
+from dilocox.node.audit.auditor import Auditor, AuditPlaces, in_a_process
+from dilocox.node.audit.messages import Found, Task
+from dilocox.node.training.worker.audit import carry_out, threads_of
+from dilocox.node.workers.devices import Machine, available_bytes
+from dilocox.protocol import events
+from dilocox.protocol.checks import audit_rules as auditing
 from dilocox.protocol.checks.audits import Audited, audits_of
+from dilocox.protocol.consensus.head import Head
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import LocalError, RemoteError
-from dilocox.protocol.head import Head
-from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.messages import Statement, canonical
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.tensors import phase_bytes
-from dilocox.transport.blobs import BlobStore
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.protocol.run.tensors import phase_bytes
+from dilocox.protocol.wire.messages import Statement, canonical
+from dilocox.transport.store.blobs import BlobStore
 from tests.corpora import corpus_of, words
 from tests.helpers import Family, Table, identity, manifest, until
 
@@ -382,7 +383,7 @@ async def test_a_process_that_cannot_start_leaves_no_pipe(tmp_path: Path, monkey
     if wrong == "its log":
         (tmp_path / "audits.log").mkdir()
     else:
-        monkeypatch.setattr("dilocox.node.auditor.sys.executable", str(tmp_path / "nowhere"))
+        monkeypatch.setattr("dilocox.node.audit.auditor.sys.executable", str(tmp_path / "nowhere"))
     with pytest.raises(OSError, match=r"audits\.log|nowhere"):
         await in_a_process(WHAT, tmp_path)
     assert not list(tmp_path.glob("parent-*"))
@@ -392,7 +393,7 @@ async def test_a_process_that_cannot_start_leaves_no_pipe(tmp_path: Path, monkey
 
 async def test_a_process_that_is_ended_takes_along_what_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     family = Family(tmp_path)
-    monkeypatch.setattr("dilocox.node.auditor.sys.executable", str(family.program))
+    monkeypatch.setattr("dilocox.node.audit.auditor.sys.executable", str(family.program))
     auditing = asyncio.create_task(in_a_process(WHAT, tmp_path))
     await until(family.began)
     auditing.cancel()

@@ -1,7 +1,7 @@
 """The bars of `bench.boxes`, without a process."""
 
 from bench.boxes import Line, missed
-from dilocox.node.namespaces import Traffic
+from dilocox.testnet.namespaces import Traffic
 
 NONE = Traffic(0, 0)
 

@@ -6,8 +6,8 @@ import pytest
 
 from bench import clock
 from bench.clock import Cell, Kind
-from dilocox.node.clock import HEADERS, SEVERAL_FILL
-from dilocox.protocol.manifest import Manifest
+from dilocox.node.planning.time_model import HEADERS, SEVERAL_FILL
+from dilocox.protocol.run.manifest import Manifest
 from tests.helpers import identity
 
 CELL = Cell(2, "none", 1000, 1e6, 8e6, 4.0, [3.9, 4.0, 4.2])

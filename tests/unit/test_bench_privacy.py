@@ -7,7 +7,7 @@ import torch
 
 from bench import privacy
 from bench.privacy import BOUNDS, CLIP, SITES, Bound, Cell, Place, Trained
-from dilocox.node.training.noisy import Noise
+from dilocox.node.training.model.dp_gradients import Noise
 
 
 def losses() -> dict[tuple[Trained, int, Bound], float]:

@@ -17,11 +17,11 @@ from bench.reproduce import Found, Point
 from bench.study.design import ARMS, CODECS, INNERS, OVERLAPS
 from bench.study.report import default
 from bench.texts import Text
-from dilocox.node.clock import Line, Site, Step, model_payload_bytes, ring
 from dilocox.node.outer import codec
-from dilocox.node.plan import PAPER
-from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.tensors import parameter_count
+from dilocox.node.planning.plan import PAPER
+from dilocox.node.planning.time_model import Line, Site, Step, model_payload_bytes, ring
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.protocol.run.tensors import parameter_count
 
 SCALE = Scale("", 2, 750, 10, 0.08, None, Text("x", Path(), "00" * 32))
 FOUND = Found(100.0, 1.0, 1.0, [Point(0, 0.0, 5.0), Point(100, 10.0, 3.0), Point(200, 30.0, 2.0)])

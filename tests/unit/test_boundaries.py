@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from dilocox.node.disk import written
 from dilocox.node.outer import checkpoint
 from dilocox.node.outer.checkpoint import BoundaryMeta
 from dilocox.node.outer.state import StageState
-from dilocox.node.training.boundaries import Boundaries
-from dilocox.node.training.commits import Commits
-from dilocox.node.training.resume import Resume
-from dilocox.node.training.trainer import Commit, Take, Trainer
+from dilocox.node.planning.disk_model import written
+from dilocox.node.training.model.trainer import Commit, Take, Trainer
+from dilocox.node.training.worker.commit_applier import Commits
+from dilocox.node.training.worker.phase_end import Boundaries
+from dilocox.node.training.worker.resume import Resume
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.norms import clip_factor
 from dilocox.protocol.pb import worker_pb2 as pb
-from dilocox.transport.blobs import BlobStore
+from dilocox.transport.store.blobs import BlobStore
 from tests.helpers import Table, manifest
 
 RUNS = {optimizer: manifest(training={"optimizer": optimizer}, rounds={"count": 9}) for optimizer in ("adamw", "muon")}

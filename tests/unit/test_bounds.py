@@ -7,8 +7,8 @@ import pytest
 
 from dilocox.protocol import limits
 from dilocox.protocol.errors import RemoteError
-from dilocox.protocol.messages import Statement, author, open_envelope, parse, seal, unpacked, unsigned
 from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.wire.messages import Statement, author, open_envelope, parse, seal, unpacked, unsigned
 from tests.helpers import digest, identity
 
 RUN = digest("run")

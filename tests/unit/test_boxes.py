@@ -11,32 +11,33 @@ import grpc
 import grpc.aio
 import pytest
 
-from dilocox.node.boxes import follower, stream
-from dilocox.node.boxes.follower import Follower
-from dilocox.node.boxes.lead import BoxAdmission, RemoteBox
-from dilocox.node.boxes.lead_line import LeadLine, hello_of
-from dilocox.node.boxes.link import ClusterLink, address_on, exposed, load_or_create_secret, proof
-from dilocox.node.boxes.team import ClusterSettings, Team
-from dilocox.node.crew import Crew
-from dilocox.node.keeping import Keeping
-from dilocox.node.machine import Machine
-from dilocox.node.memory import fullest_device, host_bytes, lacks, stage_bytes
-from dilocox.node.relays import Relays
-from dilocox.node.run_context import RunContext
-from dilocox.node.tiling import tile
-from dilocox.node.workers import Launch
-from dilocox.protocol import member
+from dilocox.node.cluster import follower
+from dilocox.node.cluster.cluster_hosts import ClusterSettings, Team
+from dilocox.node.cluster.follower import Follower
+from dilocox.node.context.run_context import RunContext
+from dilocox.node.exchange.relays import Relays
+from dilocox.node.hosts import host_stream
+from dilocox.node.hosts.cluster_link import ClusterLink, address_on, exposed, load_or_create_secret, proof
+from dilocox.node.hosts.lead import BoxAdmission, RemoteBox
+from dilocox.node.hosts.lead_connection import LeadLine, hello_of
+from dilocox.node.planning.memory_model import fullest_device, host_bytes, lacks, stage_bytes
+from dilocox.node.state.retention import Keeping
+from dilocox.node.workers.devices import Machine
+from dilocox.node.workers.placement import tile
+from dilocox.node.workers.pool import Launch
+from dilocox.node.workers.progress import Crew
+from dilocox.protocol.consensus.head import HostRange, initial_head
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
-from dilocox.protocol.head import HostRange, initial_head
 from dilocox.protocol.ids import JoinLink
-from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.messages import canonical, seal
+from dilocox.protocol.member import member
+from dilocox.protocol.member.node_status import status
 from dilocox.protocol.pb import boxes_pb2 as boxes
 from dilocox.protocol.pb import boxes_pb2_grpc as rpc
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import worker_pb2 as worker
-from dilocox.protocol.status import status
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.protocol.wire.messages import canonical, seal
 from tests.helpers import COORDINATOR, Table, digest, identity, manifest, until
 from tests.peers import Peer, meeting
 from tests.ports import Port
@@ -136,7 +137,7 @@ def link_to(lead: Peer, secret: bytes = SECRET, run: Manifest = RUN) -> ClusterL
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that is busy is not taken for a box that is gone."""
-    monkeypatch.setattr(stream, "SILENT_LOOKS", 1 << 30)
+    monkeypatch.setattr(host_stream, "SILENT_LOOKS", 1 << 30)
 
 
 @pytest.fixture
@@ -405,7 +406,7 @@ async def test_a_box_that_comes_back_with_less_memory_is_done_without(two: list[
 
 
 async def test_a_box_that_says_nothing_is_gone(two: list[Peer], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(stream, "SILENT_LOOKS", 2)
+    monkeypatch.setattr(host_stream, "SILENT_LOOKS", 2)
     lead, box = two
     lead.lead.admit(BoxAdmission(RUN.run_id, identity(0).peer, SECRET, cuda=False, most=1))
     stub: Any = rpc.LeadStub(box.channels.channel(lead.record))
@@ -604,7 +605,7 @@ async def test_strangers_who_do_not_say_who_they_are_are_few(two: list[Peer]):
 
 
 async def test_a_box_that_does_not_reach_the_coordinator_says_so(cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("dilocox.node.boxes.follower.CHAIN_SECONDS", 0.01)
+    monkeypatch.setattr("dilocox.node.cluster.follower.CHAIN_SECONDS", 0.01)
     await cluster.runs()
     await until(lambda: cluster.lead.lead.followers)
     remote = cluster.lead.lead.followers[identity(1).peer]

@@ -11,20 +11,21 @@ import grpc
 import grpc.aio
 import pytest
 
-from dilocox.node.downloader import Downloader
+from dilocox.node.exchange.downloader import Downloader
 from dilocox.protocol import limits
 from dilocox.protocol.errors import RemoteError
-from dilocox.protocol.messages import seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
-from dilocox.transport import callers, serve
-from dilocox.transport import rpc as transport
-from dilocox.transport.blobs import BlobStore
-from dilocox.transport.callers import HEADER, Callers
-from dilocox.transport.rates import Rates
-from dilocox.transport.rpc import ChannelPool, fetch_blob
-from dilocox.transport.traffic import Limit
+from dilocox.protocol.wire.messages import seal
+from dilocox.transport.limits import caller_auth
+from dilocox.transport.limits.caller_auth import HEADER, Callers
+from dilocox.transport.limits.rate_limits import Rates
+from dilocox.transport.limits.traffic import Limit
+from dilocox.transport.net import blob_server
+from dilocox.transport.net import rpc as transport
+from dilocox.transport.net.rpc import ChannelPool, fetch_blob
+from dilocox.transport.store.blobs import BlobStore
 from tests.helpers import digest, identity, serve_also, until
 from tests.unit.test_transport import RUN_ID, Served, serving
 
@@ -48,7 +49,7 @@ class Call:
 
 
 def credential(run_id: bytes = RUN_ID, certificate: bytes = b"theirs") -> bytes:
-    ((_, raw),) = callers.Credentials(MEMBER, run_id, certificate).metadata
+    ((_, raw),) = caller_auth.Credentials(MEMBER, run_id, certificate).metadata
     return raw
 
 
@@ -67,7 +68,7 @@ def test_a_credential_names_its_signer_and_is_good_for_one_server_and_one_run():
 def test_credentials_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(limits, "CREDENTIALS", 3)
     server = Callers(RUN_ID, b"theirs")
-    calls = [Call(callers.Credentials(identity(number), RUN_ID, b"theirs").metadata) for number in range(10)]
+    calls = [Call(caller_auth.Credentials(identity(number), RUN_ID, b"theirs").metadata) for number in range(10)]
     for number, call in enumerate(calls):
         assert server.peer(call) == identity(number).peer  # type: ignore[arg-type]
     remembered = [server.remembered(call) for call in calls]  # type: ignore[arg-type]
@@ -78,7 +79,7 @@ def test_credentials_of_unknown_peers_push_out_no_known_peer(monkeypatch: pytest
     monkeypatch.setattr(limits, "CREDENTIALS", 3)
     known = identity(0).peer
     server = Callers(RUN_ID, b"theirs", lambda peer: peer == known)
-    calls = [Call(callers.Credentials(identity(number), RUN_ID, b"theirs").metadata) for number in range(10)]
+    calls = [Call(caller_auth.Credentials(identity(number), RUN_ID, b"theirs").metadata) for number in range(10)]
     for call in calls:
         server.peer(call)  # type: ignore[arg-type]
     assert server.remembered(calls[0]) == known  # type: ignore[arg-type]
@@ -113,7 +114,7 @@ async def test_idle_streams_of_strangers_stop_no_member(who, tmp_path: Path):
 
 
 async def test_idle_streams_of_a_member_stop_only_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(serve, "GRACE_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(blob_server, "GRACE_SECONDS", PATIENCE_SECONDS)
     source = BlobStore(tmp_path / "source")
     blob = source.put(FRAMES)
     served = serving(tmp_path / "peer", source)
@@ -133,7 +134,7 @@ async def test_idle_streams_of_a_member_stop_only_itself(tmp_path: Path, monkeyp
 
 
 async def test_who_has_earned_more_goes_first_and_newcomers_hold_few_streams():
-    turns, entered = serve.Turns(each=4, total=6), list[str]()
+    turns, entered = blob_server.Turns(each=4, total=6), list[str]()
 
     async def take(caller: str, earned: float) -> None:
         async with turns.turn(caller, earned):
@@ -158,7 +159,7 @@ async def test_who_has_earned_more_goes_first_and_newcomers_hold_few_streams():
 
 
 async def test_who_waits_is_bounded_by_caller_and_in_all_and_not_for_ever(monkeypatch: pytest.MonkeyPatch):
-    turns = serve.Turns(each=2, total=3, waiting=2)
+    turns = blob_server.Turns(each=2, total=3, waiting=2)
     async with AsyncExitStack() as held:
         for _ in range(2):
             await held.enter_async_context(turns.turn("a"))
@@ -172,7 +173,7 @@ async def test_who_waits_is_bounded_by_caller_and_in_all_and_not_for_ever(monkey
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
-        monkeypatch.setattr(serve, "WAIT_SECONDS", 0.01)
+        monkeypatch.setattr(blob_server, "WAIT_SECONDS", 0.01)
         with pytest.raises(RemoteError, match="did not come"):
             await held.enter_async_context(turns.turn("c"))
     async with turns.turn("c"):
@@ -202,7 +203,7 @@ async def test_a_stranger_past_its_share_and_a_spoiled_credential_are_refused_in
             assert lost.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-class Counting(serve.PeerService):
+class Counting(blob_server.PeerService):
     """Knows how many of its calls go on."""
 
     going = 0
@@ -218,7 +219,7 @@ class Counting(serve.PeerService):
 async def test_who_takes_a_blob_too_slowly_loses_the_stream_and_the_server_its_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(serve, "GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(blob_server, "GRACE_SECONDS", 0.1)
     monkeypatch.setattr(limits, "TRANSFER_BYTES_PER_SECOND", 1 << 30)
     source = BlobStore(tmp_path / "source")
     blob = source.put(FRAMES)
@@ -325,7 +326,7 @@ class At:
 
 
 async def test_a_download_ends_when_nobody_wants_it_any_more_and_not_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("dilocox.node.downloader.LINGER_SECONDS", 0.0)
+    monkeypatch.setattr("dilocox.node.exchange.downloader.LINGER_SECONDS", 0.0)
     source = BlobStore(tmp_path / "source")
     blob = source.put([os.urandom(10_000)])
     trickle = Trickle(source)  # type: ignore[abstract]

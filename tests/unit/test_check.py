@@ -15,22 +15,22 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from dilocox.cli import check
-from dilocox.cli.exits import Exit
-from dilocox.cli.init import render_preset
+from dilocox.cli.exit_codes import Exit
 from dilocox.cli.main import app
-from dilocox.node import check as checks
-from dilocox.node import machine
-from dilocox.node.check import Here, Role
-from dilocox.node.check_link import Seen
+from dilocox.cli.run import check
+from dilocox.cli.run.init import render_preset
 from dilocox.node.daemon import warn_of_room
-from dilocox.node.disk import written
-from dilocox.node.privacy import Budget, open_account, steps_left
-from dilocox.protocol.findings import Finding, Level, of_run
+from dilocox.node.data.privacy_budget import Budget, open_account, steps_left
+from dilocox.node.planning.disk_model import written
+from dilocox.node.preflight import machine as checks
+from dilocox.node.preflight.machine import Here, Role
+from dilocox.node.preflight.network import Seen
+from dilocox.node.workers import devices as machine
 from dilocox.protocol.ids import JoinLink
-from dilocox.protocol.manifest import Manifest
-from dilocox.transport.corpora import last_built
-from dilocox.transport.data_directory import load_identity, run_folder
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.protocol.run.run_lint import Finding, Level, of_run
+from dilocox.transport.store.corpus_store import last_built
+from dilocox.transport.store.data_directory import load_identity, run_folder
 from tests.corpora import corpus_of, words
 from tests.helpers import COORDINATOR, identity, manifest
 from tests.unit.test_private import private_run

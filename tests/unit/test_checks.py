@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from dilocox.protocol import checks, member
-from dilocox.protocol.checks.base import Check, Findings
-from dilocox.protocol.head import Head
-from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.messages import Statement, seal
+from dilocox.protocol.consensus import checks
+from dilocox.protocol.consensus.check_interface import Check, Findings
+from dilocox.protocol.consensus.head import Head
+from dilocox.protocol.consensus.rules import Outcome
+from dilocox.protocol.member import member
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.rules import Outcome
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.protocol.wire.messages import Statement, seal
 from tests.helpers import SETTLEMENT, Table, identity, manifest
 
 EVERY: Mapping[str, Mapping[str, Any]] = {
@@ -119,7 +120,7 @@ TOY = Toy()
 @pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch) -> Toy:
     """Return a check that every run has."""
-    module = ModuleType("dilocox.protocol.checks.toy")
+    module = ModuleType("dilocox.protocol.consensus.checks.toy")
     module.CHECK = TOY  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setitem(checks.WANTED, TOY.name, lambda manifest: True)

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from dilocox.protocol.errors import LocalError
-from dilocox.transport import dht_child
-from dilocox.transport.child_environment import PROXIES, child_environment
-from dilocox.transport.dht_child import socket_folder
-from dilocox.transport.parent_pipe import ParentPipe
-from dilocox.transport.processes import end_process, start_process
+from dilocox.transport.net import dht_child
+from dilocox.transport.net.dht_child import socket_folder
+from dilocox.transport.process.child_environment import PROXIES, child_environment
+from dilocox.transport.process.parent_pipe import ParentPipe
+from dilocox.transport.process.processes import end_process, start_process
 
 RUN = bytes(32)
 SECRETS = (
@@ -160,7 +160,7 @@ def test_daemon_cannot_be_read_by_another_process_of_its_user():
     """Read /proc/PID/environ, which holds the secrets of an archive."""
     program = """
 import ctypes, sys
-from dilocox.cli.start import main
+from dilocox.cli.bootstrap import main
 sys.argv = ["dilocox", sys.argv[1], "--help"]
 try:
     main()

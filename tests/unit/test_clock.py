@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dilocox.node import clock
-from dilocox.node.clock import HEADERS, SEVERAL_FILL, Line, Method, Site, Step, Timeline, estimate
+from dilocox.node.planning import time_model
+from dilocox.node.planning.time_model import HEADERS, SEVERAL_FILL, Line, Method, Site, Step, Timeline, estimate
 
 SITE = Site(10**9, Step(1.0), 1000, clusters=3, line=Line.both_ways(1e8), boxes=2)
 METHOD = Method("x", 100e6, 50, 150)
@@ -57,7 +57,7 @@ def test_hidden_behind_computing_it_costs_nothing_and_waited_for_its_whole_time(
 
 
 @pytest.mark.parametrize("overlap", ["delayed", "rebase"])
-def test_while_a_commit_is_late_a_cluster_trains_on_and_then_waits(overlap: clock.Overlap):
+def test_while_a_commit_is_late_a_cluster_trains_on_and_then_waits(overlap: time_model.Overlap):
     late = replace(METHOD, payload_bytes=1e9, overlap=overlap)
     found = estimate(SITE, late)
     assert found.arrival_step == found.round.steps == 105
@@ -77,7 +77,7 @@ def test_a_step_is_its_bubble_too_or_its_activations():
 
 
 def test_a_ring_moves_a_gradient_nearly_twice_in_every_step():
-    found = clock.ring(SITE)
+    found = time_model.ring(SITE)
     assert found.line_seconds == pytest.approx(8 * HEADERS * 2e9 / 2 * 4 / 3 / 1e8)
     assert found.tokens_per_second == pytest.approx(1000 / (1 + found.line_seconds))
 
@@ -90,7 +90,7 @@ def test_a_ring_moves_a_gradient_nearly_twice_in_every_step():
     st.sampled_from(("none", "delayed", "rebase")),
 )
 def test_a_timeline_of_equal_rounds_is_the_estimated_round(
-    step: float, fixed: float, inner: int, more: int, overlap: clock.Overlap
+    step: float, fixed: float, inner: int, more: int, overlap: time_model.Overlap
 ):
     """What the lab does phase by phase and `plan` in one formula is one clock."""
     site = replace(SITE, step=Step(step), fixed_seconds=fixed)
@@ -101,11 +101,11 @@ def test_a_timeline_of_equal_rounds_is_the_estimated_round(
         before = timeline.ended
         timeline.phase(taken.steps, method, synchronous=overlap == "none")
         assert timeline.ended - before == pytest.approx(taken.seconds)
-        assert timeline.committed - timeline.ended == pytest.approx(clock.exchange_seconds(site, method))
+        assert timeline.committed - timeline.ended == pytest.approx(time_model.exchange_seconds(site, method))
 
 
 @given(st.floats(1e-3, 1e3), st.floats(0, 1e5))
 def test_a_commit_is_there_at_its_arrival_step_and_not_before(step: float, exchange: float):
-    arrival = clock.arrival_step(step, exchange)
+    arrival = time_model.arrival_step(step, exchange)
     assert arrival * step >= exchange * (1 - 1e-9) - 1e-9, "but for what a float cannot say"
     assert (arrival - 1) * step < exchange or arrival == 0

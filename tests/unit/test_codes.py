@@ -19,15 +19,15 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from dilocox.cli import main as cli
+from dilocox.cli.bootstrap import DAEMONS, FINE, INTERRUPTED
 from dilocox.cli.environment import verbs
-from dilocox.cli.exits import Exit
-from dilocox.cli.start import DAEMONS, FINE, INTERRUPTED
-from dilocox.protocol.attestation import Code
+from dilocox.cli.exit_codes import Exit
 from dilocox.protocol.errors import ConfigError, LocalError, PortError, RemoteError
 from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.views.door import Door
-from dilocox.views.faults import FAULTS, code_of
+from dilocox.protocol.wire.attestation import Code
+from dilocox.views.api_listener import Door
+from dilocox.views.error_codes import FAULTS, code_of
 from dilocox.views.http import create_app
 from dilocox.views.reasons import REASONS
 from tests.helpers import COORDINATOR, HEARS_CTRL_C, no_status
@@ -203,7 +203,7 @@ def test_ctrl_c_while_the_program_is_loaded_is_no_traceback(tmp_path: Path):
         assert process.stderr is not None
         for line in process.stderr:
             told.append(line)
-            if any("dilocox.cli.start" in each for each in told[:-3]):  # it has begun
+            if any("dilocox.cli.bootstrap" in each for each in told[:-3]):  # it has begun
                 process.send_signal(signal.SIGINT)
                 break
         told += process.stderr.readlines()
@@ -214,7 +214,7 @@ def test_ctrl_c_while_the_program_is_loaded_is_no_traceback(tmp_path: Path):
 
 @pytest.mark.usefixtures("any_ports")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("loaded", ["dilocox.cli.start", "dilocox.cli.main", "dilocox.cli.loop"])
+@pytest.mark.parametrize("loaded", ["dilocox.cli.bootstrap", "dilocox.cli.main", "dilocox.cli.signals"])
 @pytest.mark.parametrize(
     "said",
     ["node --join {link} --home {home}", "coordinator {home}/run.toml --home {home}/c", "relay --join {link} --home {home}"],
@@ -247,7 +247,7 @@ def test_a_signal_to_what_has_ended_does_not_change_how(number: int, status: int
 import atexit, os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 import dilocox.cli.main
-from dilocox.cli.start import main
+from dilocox.cli.bootstrap import main
 
 def run():
     print("all of it", end="")
@@ -271,7 +271,7 @@ def test_a_signal_to_an_interpreter_that_goes_does_not_change_how(number: int, s
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 import dilocox.cli.main
-from dilocox.cli.start import main
+from dilocox.cli.bootstrap import main
 
 class Last:
     def __del__(self, kill=os.kill, me=os.getpid()):
@@ -294,7 +294,7 @@ def test_a_signal_to_a_daemon_whose_loop_is_gone_does_not_end_it_otherwise(numbe
     """Between the loop that heard it and the command's last line."""
     program = f"""
 import asyncio, os, signal
-from dilocox.cli.loop import live
+from dilocox.cli.signals import live
 
 async def daemon():
     stopped = asyncio.Event()
@@ -318,7 +318,7 @@ def test_every_daemon_lives_in_that_loop():
 
 def test_the_installed_command_begins_there():
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
-    assert scripts == {"dilocox": "dilocox.cli.start:main"}
+    assert scripts == {"dilocox": "dilocox.cli.bootstrap:main"}
 
 
 def test_ctrl_c_is_no_error(monkeypatch: pytest.MonkeyPatch):
@@ -356,7 +356,7 @@ def test_a_user_without_a_home_is_told_what_to_set(words: list[str]):
     assert done.returncode == Exit.USAGE, done.stderr
     assert "DILOCOX_HOME" in done.stderr
     assert "Traceback" not in done.stderr
-    probe = without_entry("dilocox.transport.health")
+    probe = without_entry("dilocox.transport.process.health")
     assert probe.returncode == 1
     assert "DILOCOX_HOME" in probe.stderr
     assert "Traceback" not in probe.stderr
@@ -366,7 +366,7 @@ def test_a_user_without_a_home_is_told_what_to_set(words: list[str]):
 def test_a_closed_standard_stream_is_no_reason_to_fail(closed: str, tmp_path: Path):
     """Supervisors start daemons so; a file that got the number of one would hold what libraries print."""
     program = (
-        "import os, sys; from dilocox.cli.start import fill_standard_streams; fill_standard_streams();"
+        "import os, sys; from dilocox.cli.bootstrap import fill_standard_streams; fill_standard_streams();"
         "print('to nobody', end=''); print('to nobody', file=sys.stderr, end='');"
         "os.write(1, b''); os.write(2, b''); sys.stdin.read(0);"
         "file = open(sys.argv[1], 'w'); sys.exit(file.fileno() < 3)"

@@ -6,15 +6,17 @@ from typing import Any
 
 import pytest
 
-from dilocox.protocol import chain, limits, merit
-from dilocox.protocol.chain import Closing
+from dilocox.protocol import limits
+from dilocox.protocol.checks import merit_rules
+from dilocox.protocol.consensus import chain
+from dilocox.protocol.consensus.chain import Closing
+from dilocox.protocol.consensus.head import Cluster, Head, HostRange, Rest
+from dilocox.protocol.consensus.pool import Slot
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import RemoteError
-from dilocox.protocol.gathered import Slot
-from dilocox.protocol.head import Cluster, Head, HostRange, Rest
-from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.messages import Statement, seal
 from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.protocol.wire.messages import Statement, seal
 from tests.helpers import COORDINATOR, SETTLEMENT, Table, digest, identity, manifest
 
 AT = Closing(1_700_001_000_000, open_ms=40, collect_ms=30, vote_ms=20)
@@ -82,7 +84,7 @@ def test_the_first_commit_holds_this_and_nothing_else():
             )
             for place, name in enumerate(peers(0, 1, 2))
         ],
-        merit_root=merit.root({}),
+        merit_root=merit_rules.root({}),
         state=claims[0].body.state,
         data_cursor=3 * AHEAD,
         rank_or_k=8,

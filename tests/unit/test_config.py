@@ -12,10 +12,10 @@ import typer
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from dilocox.cli.commands import VERBS
 from dilocox.cli.environment import long_flag, verbs
 from dilocox.cli.main import app
 from dilocox.cli.options import PeerOptions, grouped
-from dilocox.cli.verbs import VERBS
 from dilocox.protocol.errors import ConfigError
 
 FILE = """
@@ -160,6 +160,6 @@ def test_a_verb_loads_no_other(tmp_path: Path):
     )
     done = subprocess.run([sys.executable, "-P", "-c", script], text=True, capture_output=True, check=True)
     loaded = set(done.stdout.split())
-    assert "dilocox.cli.show" in loaded
-    assert not loaded & {f"dilocox.cli.{place.partition('.')[0]}" for place in VERBS.values()} - {"dilocox.cli.show"}
+    assert "dilocox.cli.look.status" in loaded
+    assert not loaded & {f"dilocox.cli.{place.partition('.')[0]}" for place in VERBS.values()} - {"dilocox.cli.look.status"}
     assert "dilocox.node.daemon" not in loaded

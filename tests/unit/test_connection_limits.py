@@ -21,12 +21,13 @@ from dilocox.protocol import limits
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
-from dilocox.transport import connection_limits, server_sockets, tls
-from dilocox.transport.addresses import Endpoint, endpoint_of, endpoint_of_socket, network_of
-from dilocox.transport.callers import Callers
-from dilocox.transport.connection_limits import ConnectionLimits, ConnectionTable
-from dilocox.transport.rpc import ChannelPool, create_server
-from dilocox.transport.server_sockets import NOTHING, Received, ServerSockets
+from dilocox.transport.limits import connection_limits, server_sockets
+from dilocox.transport.limits.addresses import Endpoint, endpoint_of, endpoint_of_socket, network_of
+from dilocox.transport.limits.caller_auth import Callers
+from dilocox.transport.limits.connection_limits import ConnectionLimits, ConnectionTable
+from dilocox.transport.limits.server_sockets import NOTHING, Received, ServerSockets
+from dilocox.transport.net import tls
+from dilocox.transport.net.rpc import ChannelPool, create_server
 from tests.helpers import digest, identity
 
 RUN_ID = digest("a run")

@@ -13,20 +13,20 @@ from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from dilocox.cli.main import app
-from dilocox.node.data import conversations as conversations_
+from dilocox.node.data import chat as conversations_
 from dilocox.node.data import shards, sources
 from dilocox.node.data.build import build
-from dilocox.node.data.check import check_own, check_whole
-from dilocox.node.data.conversations import ChatEncoder, open_chat_encoder
-from dilocox.node.data.messages import FIELDS, messages_of
-from dilocox.node.data.rendering import ExhaustedError, Renderer
+from dilocox.node.data.chat import ChatEncoder, open_chat_encoder
+from dilocox.node.data.chat_messages import FIELDS, messages_of
+from dilocox.node.data.chat_template_process import ExhaustedError, Renderer
 from dilocox.node.data.shards import Encoded
-from dilocox.node.training.data import UNTRAINED, load_dataset
-from dilocox.node.training.trainer import Trainer
-from dilocox.protocol.corpus import Corpus, Shard, check_fits
+from dilocox.node.data.verify import check_own, check_whole
+from dilocox.node.training.model.data import UNTRAINED, load_dataset
+from dilocox.node.training.model.trainer import Trainer
 from dilocox.protocol.errors import ConfigError
-from dilocox.transport.blobs import BlobStore
-from dilocox.transport.corpora import corpus_in, last_built
+from dilocox.protocol.run.corpus import Corpus, Shard, check_fits
+from dilocox.transport.store.blobs import BlobStore
+from dilocox.transport.store.corpus_store import corpus_in, last_built
 from tests.chats import CHATML, conversations, write_hub, write_records
 from tests.corpora import corpus_of, words
 from tests.helpers import manifest

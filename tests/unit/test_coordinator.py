@@ -11,24 +11,25 @@ import grpc.aio
 import pytest
 
 from dilocox.coordinator import service
-from dilocox.coordinator.log import InputLog
+from dilocox.coordinator.round_log import InputLog
 from dilocox.coordinator.service import Contacts, CoordinatorService
 from dilocox.node.attest.verify import appraise
-from dilocox.node.check_link import rounds_trained
-from dilocox.protocol import limits, round
+from dilocox.node.preflight.network import rounds_trained
+from dilocox.protocol import limits
+from dilocox.protocol.consensus.rules import Judgement, Outcome
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import RemoteError
-from dilocox.protocol.messages import Statement, open_envelope, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
-from dilocox.protocol.round import Moment
-from dilocox.protocol.rules import Judgement, Outcome
-from dilocox.transport import tls
-from dilocox.transport.callers import Callers
-from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.event_log import EventLog
-from dilocox.transport.rpc import ChannelPool, create_server
+from dilocox.protocol.rounds import round_machine
+from dilocox.protocol.rounds.round_machine import Moment
+from dilocox.protocol.wire.messages import Statement, open_envelope, seal
+from dilocox.transport.limits.caller_auth import Callers
+from dilocox.transport.net import tls
+from dilocox.transport.net.rpc import ChannelPool, create_server
+from dilocox.transport.store.chain_file import ChainFile
+from dilocox.transport.store.event_log import EventLog
 from tests.helpers import COORDINATOR, PATIENCE_SECONDS, Table, digest, identity, manifest, until
 
 RUN = manifest(rounds={"count": 3})
@@ -170,7 +171,7 @@ async def test_a_restart_at_any_instant_continues_the_same_chain(desk: Desk):
         desk.open()
         assert desk.state.head == before.head
         assert desk.state.gathered == before.gathered
-        assert round.phase_of(desk.state) == "starting"
+        assert round_machine.phase_of(desk.state) == "starting"
         await desk.hear(0, 1, 2)
     commits = list(desk.service.chain.verify())
     assert [commit.body.round for commit in commits] == [0, 1, 2]
@@ -213,10 +214,10 @@ async def test_a_restart_knows_that_some_were_not_back_when_the_round_opened(des
     assert before.head.round == 2
     assert before.clock.returning_until == desk.now - 0.2 + RUN.rounds.liveness_seconds
     entries = list(InputLog(desk.service.chain).replay())
-    assert round.Returning(before.clock.returning_until) in [entry.event for entry in entries]
-    state = round.start(RUN, desk.service.chain.head, entries[0].moment.seconds)
+    assert round_machine.Returning(before.clock.returning_until) in [entry.event for entry in entries]
+    state = round_machine.start(RUN, desk.service.chain.head, entries[0].moment.seconds)
     for entry in entries:
-        state, _ = round.decide(state, entry.event, entry.moment)
+        state, _ = round_machine.decide(state, entry.event, entry.moment)
     assert state == before
 
 
@@ -228,14 +229,14 @@ async def test_a_log_that_other_rules_wrote_is_followed_as_far_as_the_round_stay
     for number in range(2):
         await desk.say(desk.receipt(number))
     with monkeypatch.context() as patch:
-        patch.setattr(round, "_can_wake", lambda state, moment: len(state.gathered.receipts) > 1)
+        patch.setattr(round_machine, "_can_wake", lambda state, moment: len(state.gathered.receipts) > 1)
         desk.open()
         assert len(desk.state.gathered.receipts) == 1
     assert desk.state.head == desk.service.chain.head
     await desk.say(desk.claim(7))
     before = desk.state.gathered.claims
     assert before
-    monkeypatch.setattr(round, "_can_wake", lambda state, moment: len(state.gathered.receipts) > 1)
+    monkeypatch.setattr(round_machine, "_can_wake", lambda state, moment: len(state.gathered.receipts) > 1)
     desk.open()
     assert desk.state.gathered.claims == before, "what came after the start is not lost by the next"
 
@@ -248,11 +249,11 @@ async def test_what_closes_a_round_is_written_with_its_commit(desk: Desk):
         await desk.say(desk.contribution(number))
     receipts = [desk.receipt(number) for number in range(3)]
     async with driver.writing:
-        driver.feed(round.Received(receipts[0]))
+        driver.feed(round_machine.Received(receipts[0]))
         waiting = asyncio.create_task(driver.flush())
         await asyncio.sleep(0)  # now it waits
         for receipt in receipts[1:]:
-            driver.feed(round.Received(receipt))
+            driver.feed(round_machine.Received(receipt))
     await waiting
     desk.open()
     assert desk.state.head.round == desk.service.chain.length == 2
@@ -272,13 +273,13 @@ async def test_who_waits_for_a_write_takes_along_all_who_came_and_no_others(desk
 
     async def one(number: int) -> None:
         async with slots:
-            driver.feed(round.Absent(identity(0).peer) if number % 2 else round.Present(identity(0).peer))
+            driver.feed(round_machine.Absent(identity(0).peer) if number % 2 else round_machine.Present(identity(0).peer))
             await driver.flush()
 
     await asyncio.gather(*(one(number) for number in range(1, 501)))
     assert sum(writes) == 500
     assert len(writes) < 50
-    assert list(InputLog(desk.service.chain).replay())[-1].event == round.Present(identity(0).peer)
+    assert list(InputLog(desk.service.chain).replay())[-1].event == round_machine.Present(identity(0).peer)
 
 
 async def test_what_was_not_written_yet_is_forgotten_and_said_again(desk: Desk):
@@ -310,7 +311,7 @@ async def test_a_vote_is_no_reason_to_tell_everybody_why_the_round_is_open(desk:
     running = asyncio.create_task(desk.service.run())
     while len(told) == 1:
         await asyncio.sleep(0)
-    assert told[1:] == [round.why_open(desk.state)]
+    assert told[1:] == [round_machine.why_open(desk.state)]
     assert "votes" in told[1]
     running.cancel()
     watching.cancel()
@@ -347,7 +348,7 @@ async def test_a_write_that_fails_for_a_caller_ends_the_coordinator(desk: Desk):
     (pages,) = database.execute("PRAGMA page_count").fetchone()
     database.execute(f"PRAGMA max_page_count = {pages}")  # a full disk
     for number in range(limits.REFUSALS_PER_ROUND):
-        driver.feed(round.Refused(f"somebody {number}", pb.REASON_RATE, "x" * limits.TEXT_CHARACTERS))
+        driver.feed(round_machine.Refused(f"somebody {number}", pb.REASON_RATE, "x" * limits.TEXT_CHARACTERS))
     with pytest.raises(sqlite3.OperationalError, match="full"):
         await desk.say(desk.contribution(0))
     database.execute("PRAGMA max_page_count = 1000000")  # there is room again, and it is too late
@@ -385,7 +386,7 @@ async def test_after_a_start_nothing_is_signed_before_most_are_heard(desk: Desk)
     for number in range(3):
         await desk.say(desk.contribution(number))
     assert desk.state.gathered.ballot is None
-    assert "started again" in round.why_open(desk.state)
+    assert "started again" in round_machine.why_open(desk.state)
     await desk.hear(1)
     assert desk.state.gathered.ballot is not None
 
@@ -411,7 +412,7 @@ async def test_a_coordinator_behind_its_own_chain_gets_it_back(desk: Desk, tmp_p
     forged = seal(identity(1), pb.KIND_COMMIT, RUN.run_id, commits[2].body)
     assert (await desk.say(forged)).reason == pb.REASON_BAD_SIGNATURE
     await desk.hear(0, 1)
-    assert round.phase_of(desk.state) != "starting"
+    assert round_machine.phase_of(desk.state) != "starting"
     assert [commit.digest for commit in desk.service.chain.verify()] == [commit.digest for commit in commits]
 
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dilocox.protocol.counting import Announced, clip, median_norm, tensor_clips, weights
-from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.consensus.weighting import Announced, clip, median_norm, tensor_clips, weights
 from dilocox.protocol.norms import ratio_codes
-from dilocox.protocol.tensors import stage_tensors
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.protocol.run.tensors import stage_tensors
 from tests.helpers import manifest
 
 RUN = manifest(rounds={"tensor_clip_ratio": 2.0}, standing={"rounds": 0})

@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from dilocox.node.crew import STUCK_SECONDS, STUCK_STEPS, Crew
-from dilocox.node.worker_process import ticks_of
+from dilocox.node.workers.process import ticks_of
+from dilocox.node.workers.progress import STUCK_SECONDS, STUCK_STEPS, Crew
 from dilocox.protocol.pb import worker_pb2 as pb
 from tests.helpers import digest
 

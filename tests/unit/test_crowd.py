@@ -16,10 +16,10 @@ from bench.study.search import Budget
 from bench.study.together import Job, fits
 from bench.texts import stdlib
 from dilocox.node.outer.state import EncodedStage
-from dilocox.node.training.inner import BETAS
-from dilocox.node.training.trainer import Trainer
+from dilocox.node.training.model.inner import BETAS
+from dilocox.node.training.model.trainer import Trainer
 from dilocox.protocol.errors import LocalError
-from dilocox.protocol.tensors import TensorSpec
+from dilocox.protocol.run.tensors import TensorSpec
 from tests.helpers import manifest
 
 CELL = Cell("small", 2, 12, 0.5)

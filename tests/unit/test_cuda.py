@@ -11,18 +11,18 @@ import torch
 import torch.distributed as dist
 
 from bench.study.crowd import Crowd
-from dilocox.node.outer import passage
+from dilocox.node.outer import state_device
 from dilocox.node.outer.background import Background
 from dilocox.node.outer.checkpoint import BoundaryMeta, load_outer
-from dilocox.node.outer.passage import HOST, Passage, passage_of
 from dilocox.node.outer.state import StageState, rebase, start_phase
-from dilocox.node.training.boundaries import Boundaries
-from dilocox.node.training.mesh import Mesh
-from dilocox.node.training.rendezvous import join_generation
-from dilocox.node.training.trainer import Commit, Take, Trainer
-from dilocox.node.worker_settings import RENDEZVOUS, OuterState
-from dilocox.protocol.manifest import Manifest
-from dilocox.transport.blobs import BlobStore
+from dilocox.node.outer.state_device import HOST, Passage, passage_of
+from dilocox.node.training.model.mesh import Mesh
+from dilocox.node.training.model.rendezvous import join_generation
+from dilocox.node.training.model.trainer import Commit, Take, Trainer
+from dilocox.node.training.worker.phase_end import Boundaries
+from dilocox.node.workers.environment import RENDEZVOUS, OuterState
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.transport.store.blobs import BlobStore
 from tests.helpers import manifest
 from tests.property.test_codec import CODECS
 
@@ -55,7 +55,7 @@ def applied(run: Manifest, where: Passage, payloads: list[bytes]) -> list[torch.
 @pytest.mark.parametrize("choice", CHOICES)
 @pytest.mark.parametrize("compression", CODECS, ids=str)
 def test_a_gpu_makes_the_bits_of_the_host(compression: dict[str, object], choice: OuterState, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(passage, "SLOT", 1000)
+    monkeypatch.setattr(state_device, "SLOT", 1000)
     run = manifest(model={"vocab_size": 64}, compression=compression, outer={"momentum": 0.9})
     payloads = []
     for seed in (1, 2):
@@ -82,7 +82,7 @@ def test_what_a_gpu_encodes_is_a_payload_of_the_same_feedback(compression: dict[
 
 def test_a_streamed_stage_takes_no_more_of_the_device_when_it_is_larger():
     taken = []
-    for elements in (4 * passage.SLOT, 16 * passage.SLOT):
+    for elements in (4 * state_device.SLOT, 16 * state_device.SLOT):
         where = passage_of(OuterState.STREAM, GPU)
         changed, read = where.zeros(elements), where.zeros(elements)
         torch.cuda.reset_peak_memory_stats()

@@ -25,19 +25,27 @@ from dilocox.cli.main import app
 from dilocox.node.data import build as builder
 from dilocox.node.data import shards
 from dilocox.node.data.build import build
-from dilocox.node.data.check import check_corpus, check_whole
 from dilocox.node.data.finding import Found, find_files
 from dilocox.node.data.sources import documents
-from dilocox.node.data.tokens import open_encoder, train_tokenizer
-from dilocox.node.training.data import SHARDS_MAPPED, load_dataset
+from dilocox.node.data.tokenizers import open_encoder, train_tokenizer
+from dilocox.node.data.verify import check_corpus, check_whole
+from dilocox.node.training.model.data import SHARDS_MAPPED, load_dataset
 from dilocox.protocol import limits
-from dilocox.protocol.corpus import Corpus, Order, Shard, check_fits, order_of, permute, token_bytes
 from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
-from dilocox.protocol.manifest import Data, Manifest
-from dilocox.transport.blobs import BlobStore
-from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.corpora import Shelf, corpus_in, lacking, last_built, library, named_store, parse_folders
-from dilocox.transport.data_directory import DataDirectory
+from dilocox.protocol.run.corpus import Corpus, Order, Shard, check_fits, order_of, permute, token_bytes
+from dilocox.protocol.run.manifest import Data, Manifest
+from dilocox.transport.store.blobs import BlobStore
+from dilocox.transport.store.chain_file import ChainFile
+from dilocox.transport.store.corpus_store import (
+    Shelf,
+    corpus_in,
+    lacking,
+    last_built,
+    library,
+    named_store,
+    parse_folders,
+)
+from dilocox.transport.store.data_directory import DataDirectory
 from tests.corpora import corpus_of, words
 from tests.e2e.conftest import RUN
 from tests.helpers import Table, manifest, until
@@ -218,7 +226,7 @@ def test_a_killed_build_leaves_what_was_there_and_the_next_one_builds(tmp_path: 
     text = corpus_of(tmp_path / "c", words(100, 9))
     script = (
         "import os, pathlib, signal, sys; from dilocox.node.data.build import build;"
-        "from dilocox.node.data.tokens import open_encoder;"
+        "from dilocox.node.data.tokenizers import open_encoder;"
         "build(pathlib.Path(sys.argv[1]), [pathlib.Path(sys.argv[2])], open_encoder('bytes'), held_out_every=3,"
         " follow=lambda read: os.kill(os.getpid(), signal.SIGKILL))"
     )

@@ -4,20 +4,22 @@ from pathlib import Path
 
 import pytest
 
-from dilocox.node.downloader import Downloader
-from dilocox.node.shard_roots import ShardRoots
-from dilocox.protocol import chain, limits, tree
+from dilocox.node.exchange.downloader import Downloader
+from dilocox.node.exchange.shard_roots import ShardRoots
+from dilocox.protocol import limits
+from dilocox.protocol.consensus import chain
+from dilocox.protocol.consensus.head import Cluster, alone, initial_head
 from dilocox.protocol.crypto import sha256
-from dilocox.protocol.data_root import commit_tree, work_root
 from dilocox.protocol.errors import RemoteError
-from dilocox.protocol.head import Cluster, alone, initial_head
-from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.messages import canonical, seal
 from dilocox.protocol.norms import norm_code
-from dilocox.protocol.payload import owner_of
+from dilocox.protocol.payload import merkle
+from dilocox.protocol.payload.data_root import commit_tree, work_root
+from dilocox.protocol.payload.payload import owner_of
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.transport.blobs import BlobStore
-from dilocox.transport.rpc import ChannelPool
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.protocol.wire.messages import canonical, seal
+from dilocox.transport.net.rpc import ChannelPool
+from dilocox.transport.store.blobs import BlobStore
 from tests.exchanges import exchange_of
 from tests.fake_shards import FakeShards
 from tests.helpers import COORDINATOR, Table, digest, identity, manifest
@@ -33,9 +35,9 @@ def test_a_commit_names_one_root_over_what_it_counted_and_all_statements():
     body = table.commits[1].body
     over = commit_tree(body)
     for place, item in enumerate(chain.taken(body)):
-        assert tree.climb(item.contribution.shares, over.proof(place)) == body.data_root
+        assert merkle.climb(item.contribution.shares, over.proof(place)) == body.data_root
     said = sha256(b"dilocox-data-v1\0", table.commits[1].body.ballot and table.ballots[0].digest)
-    assert tree.climb(said, over.proof(len(body.counted))) == body.data_root
+    assert merkle.climb(said, over.proof(len(body.counted))) == body.data_root
     table.verify()
 
 
@@ -126,8 +128,8 @@ async def test_a_voter_makes_the_shares_and_refuses_who_announces_others(tmp_pat
 
 async def test_what_a_worker_made_gets_the_roots_that_voters_ask_for(tmp_path: Path):
     """The daemon adds them to what is announced, and they are the same after every restart."""
-    from dilocox.node.crew import Phase
-    from dilocox.protocol.leaves import read_leaves
+    from dilocox.node.workers.progress import Phase
+    from dilocox.protocol.payload.payload_index import read_leaves
     from dilocox.protocol.pb import worker_pb2 as worker
 
     honest = Announced(tmp_path)

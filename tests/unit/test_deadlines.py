@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from dilocox.protocol import round
-from dilocox.protocol.deadlines import deadline_seconds
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.round import LONGEST_MS, Clock
+from dilocox.protocol.rounds import round_machine
+from dilocox.protocol.rounds.deadlines import deadline_seconds
+from dilocox.protocol.rounds.round_machine import LONGEST_MS, Clock
 from tests.helpers import Table, identity, manifest
 
 OPENED = 1000.0
@@ -23,13 +23,13 @@ def table_of(clusters: int = 5, trained: int = 0, seconds: float = 0.0, **rounds
 def at(table: Table, seconds: float) -> Table:
     """So long after the first round opened."""
     table.now = OPENED + seconds
-    table.feed(round.Tick())
+    table.feed(round_machine.Tick())
     return table
 
 
 def due(table: Table) -> float | None:
     """The next deadline, counted like `at`."""
-    deadline = round.next_deadline(table.state)
+    deadline = round_machine.next_deadline(table.state)
     return None if deadline is None else deadline - OPENED
 
 
@@ -191,7 +191,7 @@ def test_the_last_reports_have_as_long_as_votes():
     assert not at(table, 349.9).head.finished
     assert at(table, 350).head.finished
     assert due(table) is None
-    assert table.feed(round.Tick()) == []
+    assert table.feed(round_machine.Tick()) == []
 
 
 def test_a_run_closes_without_a_single_report():
@@ -368,13 +368,13 @@ def test_the_clocks_of_a_run_without_a_roster_run():
 
 def test_after_a_start_nothing_is_signed_before_more_than_half_of_the_roster_is_heard():
     table = at(table_of(4), 95).contribute(range(2))
-    at(table, 100).feed(round.Resumed())
+    at(table, 100).feed(round_machine.Resumed())
     assert table.state.clock == Clock(OPENED + 100, paused_at=OPENED + 100, heard_nobody=True, measures=False)
     assert due(table) == 700
     table.present(0, 1)
     table.contribute([2, 3])
     assert not table.ballots
-    assert round.phase_of(table.state) == "starting"
+    assert round_machine.phase_of(table.state) == "starting"
     table.present(2)
     assert len(table.ballots) == 1
     assert table.state.starting_since is None
@@ -382,22 +382,22 @@ def test_after_a_start_nothing_is_signed_before_more_than_half_of_the_roster_is_
 
 def test_after_a_start_min_clusters_must_be_heard_too():
     table = table_of(5, min_clusters=4).contribute(range(5))
-    table.feed(round.Resumed())
+    table.feed(round_machine.Resumed())
     table.present(0, 1, 2)
-    assert round.phase_of(table.state) == "starting"
+    assert round_machine.phase_of(table.state) == "starting"
     table.present(3)
-    assert round.phase_of(table.state) == "voting"
+    assert round_machine.phase_of(table.state) == "voting"
 
 
 def test_a_start_is_over_after_one_full_deadline():
     table = table_of(5, trained=1, seconds=30.0)
-    at(table, 100).feed(round.Resumed())
+    at(table, 100).feed(round_machine.Resumed())
     table.present(0, 1)
     assert due(table) == 100 + 4 * 60
     at(table, 339.9)
-    assert round.phase_of(table.state) == "starting"
+    assert round_machine.phase_of(table.state) == "starting"
     at(table, 340)
-    assert round.phase_of(table.state) == "collecting"
+    assert round_machine.phase_of(table.state) == "collecting"
     assert table.state.starting_since is None
 
 
@@ -405,10 +405,10 @@ def test_nothing_is_late_for_one_grace_after_a_start():
     """The clocks went on when two were heard; a third, who makes it most of the roster, is heard after the votes were due."""
     table = table_of(5, trained=1, seconds=20.0, vote_seconds=20, liveness_seconds=15)
     table.contribute(range(5)).vote([0, 1])
-    at(table, 25).feed(round.Resumed())
+    at(table, 25).feed(round_machine.Resumed())
     at(table, 26).present(0, 1)
     at(table, 50).present(2)
-    assert round.phase_of(table.state) == "voting"
+    assert round_machine.phase_of(table.state) == "voting"
     assert table.state.clock.returning_until == OPENED + 65
     assert due(table) == 65
     table.vote([2, 3])
@@ -420,7 +420,7 @@ def test_nothing_is_late_for_one_grace_after_a_start():
 
 def test_of_two_who_come_back_the_second_is_not_late_either():
     table = table_of(2, trained=1, seconds=20.0, min_clusters=1, liveness_seconds=15).contribute(range(2)).vote([0])
-    at(table, 25).feed(round.Resumed())
+    at(table, 25).feed(round_machine.Resumed())
     at(table, 26).present(0)
     at(table, 50).present(1)
     assert table.state.clock.returning_until is None
@@ -431,7 +431,7 @@ def test_of_two_who_come_back_the_second_is_not_late_either():
 
 def test_what_ends_by_a_full_deadline_pauses_on_where_too_few_are_heard():
     table = table_of(5, trained=1, seconds=30.0, min_clusters=3)
-    at(table, 100).feed(round.Resumed())
+    at(table, 100).feed(round_machine.Resumed())
     table.present(0, 1)
     at(table, 340)
     assert table.state.clock == Clock(
@@ -458,35 +458,35 @@ def test_a_pause_does_not_move_the_end_of_the_grace():
 
 def test_a_mended_database_waits_for_more_than_half_however_long_it_takes():
     table = table_of(5)
-    at(table, 100).feed(round.Resumed(healed=True))
+    at(table, 100).feed(round_machine.Resumed(healed=True))
     table.present(0, 1)
     assert due(table) is None
     at(table, 1e9)
-    assert round.phase_of(table.state) == "starting"
+    assert round_machine.phase_of(table.state) == "starting"
     assert table.state.healed
     table.present(2)
-    assert round.phase_of(table.state) == "collecting"
+    assert round_machine.phase_of(table.state) == "collecting"
     assert table.state.healed is False
 
 
 def test_a_start_before_the_first_commit_waits_for_nobody_in_particular():
     table = Table(manifest())
     table.submit(table.claim(0))
-    table.feed(round.Resumed())
-    assert round.phase_of(table.state) == "gathering"
+    table.feed(round_machine.Resumed())
+    assert round_machine.phase_of(table.state) == "gathering"
     assert table.state.absent == {identity(0).peer}
     assert table.state.starting_since is None
 
 
 def test_a_ballot_that_was_being_signed_when_the_coordinator_stopped_is_asked_for_again():
     table = table_of(3).contribute([0, 1])
-    last = round.Received(table.contribution(2))
-    table.state, asked = round.step(table.state, last, table.moment)
-    assert isinstance(asked[-1], round.SealBallot)
+    last = round_machine.Received(table.contribution(2))
+    table.state, asked = round_machine.step(table.state, last, table.moment)
+    assert isinstance(asked[-1], round_machine.SealBallot)
     assert table.state.sealing
     assert due(table) is None
-    assert table.feed(round.Tick()) == []
-    table.feed(round.Resumed())
+    assert table.feed(round_machine.Tick()) == []
+    table.feed(round_machine.Resumed())
     assert table.state.sealing is False
     table.present(0)
     assert not table.ballots

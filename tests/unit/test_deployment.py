@@ -116,7 +116,7 @@ def test_everything_comes_back_after_a_reboot_and_no_node_loops_hot():
 
 
 def test_the_health_probe_is_light_and_the_one_that_the_image_runs(tmp_path: Path):
-    probe = "dilocox.transport.health"
+    probe = "dilocox.transport.process.health"
     assert f'"-m", "{probe}"' in (ROOT / "Dockerfile").read_text()
     script = f"import sys, {probe}; sys.exit(any(name in sys.modules for name in ('typer', 'grpc', 'cryptography', 'numpy')))"
     assert subprocess.run([sys.executable, "-P", "-c", script]).returncode == 0

@@ -4,29 +4,29 @@ from typing import Any
 
 import pytest
 
-from dilocox.node import disk, memory
-from dilocox.node.plan import inside, written_by_box
-from dilocox.protocol import auditing
-from dilocox.protocol.auditing import WAIT
-from dilocox.protocol.messages import seal
+from dilocox.node.planning import disk_model, memory_model
+from dilocox.node.planning.plan import inside, written_by_box
+from dilocox.protocol.checks import audit_rules
+from dilocox.protocol.checks.audit_rules import WAIT
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.tensors import stage_tensors
+from dilocox.protocol.run.tensors import stage_tensors
+from dilocox.protocol.wire.messages import seal
 from tests.fake_shards import FakeShards
 from tests.helpers import COORDINATOR, digest, manifest
 
 WIDE: dict[str, Any] = {"compression": {"codec": "fp32", "rank": None}, "rounds": {"snapshot_every": 4}}
 """Payloads are as large as what they stand for."""
 RUN = manifest(**WIDE)
-WEIGHTS = memory.stage_bytes(RUN, range(RUN.model.stages), half=False).weights
+WEIGHTS = memory_model.stage_bytes(RUN, range(RUN.model.stages), half=False).weights
 
 
 def test_it_is_filled_with_states_boundaries_and_payloads():
     expected = 5 * 2 * WEIGHTS + 3 * (2 + 2) * WEIGHTS + 7 * 3 * 4 * WEIGHTS
-    assert disk.disk_bytes(RUN, 7) == pytest.approx(expected, rel=0.02)
+    assert disk_model.disk_bytes(RUN, 7) == pytest.approx(expected, rel=0.02)
 
 
 def test_who_keeps_for_others_writes_no_boundaries():
-    assert disk.held_bytes(RUN, 7) == pytest.approx(5 * 2 * WEIGHTS + 7 * 3 * 4 * WEIGHTS, rel=0.02)
+    assert disk_model.held_bytes(RUN, 7) == pytest.approx(5 * 2 * WEIGHTS + 7 * 3 * 4 * WEIGHTS, rel=0.02)
 
 
 def test_a_round_writes_by_hand():
@@ -35,7 +35,7 @@ def test_a_round_writes_by_hand():
         run = manifest(**WIDE, training={"optimizer": optimizer})
         specs = [spec for stage in range(run.model.stages) for spec in stage_tensors(run.model, stage)]
         moments = sum(spec.elements * (kept if spec.hidden else 8) for spec in specs)
-        each = disk.written(run, 3)
+        each = disk_model.written(run, 3)
         assert each.in_a_round(1) == pytest.approx(4 * WEIGHTS + moments + 3 * WEIGHTS, rel=0.02)
         assert each.in_a_round(1) - each.in_a_round(10) == pytest.approx(0.9 * (WEIGHTS + moments), rel=0.02)
         assert each.waited_for == pytest.approx(each.in_a_round(1) - 2 * WEIGHTS, rel=0.02), "but for others' payloads"
@@ -46,10 +46,10 @@ def test_a_run_that_audits_writes_states_of_each_phase_and_waits_for_the_last():
     audited = manifest(**WIDE, audit={"segments": 3})
     assert (audited.rounds.inner_steps, audited.rounds.max_inner_steps) == (4, 12)
     state = audited.phase_bytes
-    each, without = disk.written(audited, 7), disk.written(RUN, 7)
+    each, without = disk_model.written(audited, 7), disk_model.written(RUN, 7)
     assert each.in_a_round(1) - each.audited == without.in_a_round(1) + 4 * state
     assert each.waited_for == without.waited_for + state
-    assert disk.disk_bytes(audited, 7) == disk.disk_bytes(RUN, 7) + (WAIT + 2) * 6 * state
+    assert disk_model.disk_bytes(audited, 7) == disk_model.disk_bytes(RUN, 7) + (WAIT + 2) * 6 * state
 
 
 @pytest.mark.parametrize("clusters", [4, 6, 8, 20, 400])
@@ -58,17 +58,17 @@ def test_who_audits_writes_two_states_of_a_phase_each_time_that_it_is_drawn(clus
     audited = manifest(**WIDE, audit={"segments": 3, "share": 0.25})
     standings, rounds = {str(n): 7 for n in range(clusters)}, 1 + 16_000 // clusters
     ballots = [seal(COORDINATOR, pb.KIND_BALLOT, audited.run_id, pb.Ballot(round=1, head=digest(n))) for n in range(rounds)]
-    drawn = sum(len(audit.auditors) for ballot in ballots for audit in auditing.drawn(audited, 1, ballot, standings))
-    written = disk.written(audited, clusters).audited
+    drawn = sum(len(audit.auditors) for ballot in ballots for audit in audit_rules.drawn(audited, 1, ballot, standings))
+    written = disk_model.written(audited, clusters).audited
     assert written == pytest.approx(drawn / rounds / clusters * 2 * audited.phase_bytes, rel=0.06)
-    assert disk.written(audited, clusters, leads=False).audited == 0
-    assert disk.written(RUN, clusters).audited == 0
+    assert disk_model.written(audited, clusters, leads=False).audited == 0
+    assert disk_model.written(RUN, clusters).audited == 0
 
 
 def test_boxes_of_a_cluster_write_what_their_stages_take():
     run = manifest(**WIDE, audit={"segments": 3}, availability={"needed_share": 0.5})
     shards = FakeShards(run)
-    whole = disk.written(run, 7, shards=shards)
+    whole = disk_model.written(run, 7, shards=shards)
     parts = written_by_box(run, inside(run, [1] * run.model.stages), 7, shards)
     assert whole.shards == shards.bytes_a_round(7, range(run.model.stages)) == whole.for_others - whole.audited
     assert len(parts) == run.model.stages

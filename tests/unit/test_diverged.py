@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from dilocox.node.training.worker import Worker
-from dilocox.node.worker_settings import WorkerSettings
-from dilocox.protocol import phase
+from dilocox.node.training.worker.worker import Worker
+from dilocox.node.workers.environment import WorkerSettings
 from dilocox.protocol.errors import Diverged
+from dilocox.protocol.member import phase
 from dilocox.protocol.pb import worker_pb2 as pb
 from tests.corpora import corpus_of, words
 from tests.helpers import Table, identity, manifest

@@ -14,8 +14,8 @@ from typer.main import get_command
 from bench import docs
 from bench.pages import render
 from bench.reference import ADVICE, ADVICE_PAGE, API, API_PAGE, BLOCKS, PAGE
+from dilocox.cli.commands import VERBS, plugins
 from dilocox.cli.main import app
-from dilocox.cli.verbs import VERBS, plugins
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]

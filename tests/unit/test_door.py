@@ -17,13 +17,19 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner, Result
 
+from dilocox.cli.look.status import status_rows, verdict
 from dilocox.cli.main import app
-from dilocox.cli.show import status_rows, verdict
 from dilocox.protocol.errors import PortError
-from dilocox.transport.data_directory import DataDirectory
-from dilocox.transport.health import running_daemon
-from dilocox.views.answers import ON_ITS_WAY, answers, answers_of_coordinator, answers_of_holder, health
-from dilocox.views.door import Door, open_door
+from dilocox.transport.process.health import running_daemon
+from dilocox.transport.store.data_directory import DataDirectory
+from dilocox.views.api_listener import Door, open_door
+from dilocox.views.health import (
+    ON_ITS_WAY,
+    answers,
+    answers_of_coordinator,
+    answers_of_holder,
+    health,
+)
 from dilocox.views.http import create_app
 from tests.browser import browser
 
@@ -43,7 +49,7 @@ NODE: dict[str, Any] = {
     "coordinator_connected": True,
     "excluded": [],
 }
-PROBE = [sys.executable, "-P", "-m", "dilocox.transport.health"]
+PROBE = [sys.executable, "-P", "-m", "dilocox.transport.process.health"]
 MISSED = [{"reason": "late", "detail": "", "do": "be faster"}]
 
 

@@ -2,11 +2,12 @@
 
 import pytest
 
-from dilocox.protocol import limits, round
-from dilocox.protocol.gathered import Gathered
-from dilocox.protocol.messages import Statement
+from dilocox.protocol import limits
+from dilocox.protocol.consensus.pool import Gathered
+from dilocox.protocol.consensus.rules import ACCEPT, REPEAT, TWICE, Judgement, Outcome
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.round import (
+from dilocox.protocol.rounds import round_machine
+from dilocox.protocol.rounds.round_machine import (
     Absent,
     Attested,
     Clock,
@@ -23,7 +24,7 @@ from dilocox.protocol.round import (
     SealCommit,
     Tick,
 )
-from dilocox.protocol.rules import ACCEPT, REPEAT, TWICE, Judgement, Outcome
+from dilocox.protocol.wire.messages import Statement
 from tests.helpers import Table, digest, identity, manifest
 
 TRUE, FALSE = digest("true"), digest("false")
@@ -42,7 +43,7 @@ def table_of(clusters: int = 3, trained: int = 0, **rounds: float) -> Table:
     return Table(run).genesis(range(clusters)).train(trained, range(clusters))
 
 
-def heard(table: Table, statement: Statement) -> list[round.Effect]:
+def heard(table: Table, statement: Statement) -> list[round_machine.Effect]:
     return table.feed(Received(statement))
 
 
@@ -90,7 +91,7 @@ def test_what_is_rejected_is_recorded_once():
 
 
 @pytest.mark.parametrize("event", [Tick(), Present(peer(0)), Absent(peer(2))])
-def test_what_says_nothing_new_leaves_the_same_state(event: round.Input):
+def test_what_says_nothing_new_leaves_the_same_state(event: round_machine.Input):
     table = table_of()
     table.absent(2)
     before = table.state
@@ -282,12 +283,12 @@ def test_deciding_to_close_and_closing_are_two_steps():
     receipts = [table.receipt(number) for number in range(3)]
     table.submit(receipts[0])
     table.submit(receipts[1])
-    decided, effects = round.decide(table.state, Received(receipts[2]), table.moment)
+    decided, effects = round_machine.decide(table.state, Received(receipts[2]), table.moment)
     assert effects == [Reply(ACCEPT), Close(table.moment)]
     assert decided.head == table.head
-    after, sealing = round.close(decided, table.moment)
+    after, sealing = round_machine.close(decided, table.moment)
     assert isinstance(sealing, SealCommit)
-    assert round.step(table.state, Received(receipts[2]), table.moment) == (after, [Reply(ACCEPT), sealing])
+    assert round_machine.step(table.state, Received(receipts[2]), table.moment) == (after, [Reply(ACCEPT), sealing])
     heard(table, receipts[2])
     assert table.state == after
     assert table.commits[-1].body == sealing.body
@@ -304,7 +305,7 @@ def test_a_round_begins_with_nothing_but_who_is_not_heard():
     assert table.state == RoundState(table.run, table.head, Clock(table.now), table.now, absent=frozenset(peers(2)))
     notes = [pb.Exclusion(peer=name, reason=pb.REASON_ABSENT) for name in peers(2, 7)]
     assert list(head.body.refusals) == notes
-    assert round.inherited(table.state) == [Tick(), *(Absent(name) for name in peers(2))]
+    assert round_machine.inherited(table.state) == [Tick(), *(Absent(name) for name in peers(2))]
 
 
 def attested(*numbers: int) -> Table:
@@ -321,7 +322,7 @@ def test_verdicts_on_those_who_wait_are_carried_into_the_next_round():
     table.train(1)
     assert table.state.gathered == Gathered(attested={peer(7): waiting})
     table.absent(1)
-    assert round.inherited(table.state) == [Tick(), Attested(waiting), Absent(peer(1))]
+    assert round_machine.inherited(table.state) == [Tick(), Attested(waiting), Absent(peer(1))]
 
 
 def test_a_commit_notes_in_order_who_is_not_heard_and_whose_evidence_has_run_out():
@@ -413,7 +414,7 @@ def test_who_claims_takes_over_after_a_grace():
     table.absent(1, 2)
     table.wait(table.run.rounds.liveness_seconds - 1)
     assert table.head.round == 1
-    assert round.next_deadline(table.state) == table.now + 1
+    assert round_machine.next_deadline(table.state) == table.now + 1
     table.wait(1)
     assert table.head.round == 2
     assert table.roster() == [0, 1, 2, 7]

@@ -4,8 +4,8 @@ import torch
 
 from bench.encoders import DECAY, SparseLoCoState
 from dilocox.node.outer import codec
-from dilocox.protocol import payload as wire
-from dilocox.protocol.arrays import GROUP
+from dilocox.protocol.payload import payload as wire
+from dilocox.protocol.payload.arrays import GROUP
 from tests.helpers import manifest
 
 K = 300

@@ -13,13 +13,14 @@ from prometheus_client import CollectorRegistry
 from typer.testing import CliRunner
 
 from dilocox.cli.main import app
-from dilocox.protocol import events, limits, round
+from dilocox.protocol import events, limits
 from dilocox.protocol.errors import LocalError
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.transport import event_log
-from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.event_log import EventLog, read_events
-from dilocox.views.door import Door
+from dilocox.protocol.rounds import round_machine
+from dilocox.transport.store import event_log
+from dilocox.transport.store.chain_file import ChainFile
+from dilocox.transport.store.event_log import EventLog, read_events
+from dilocox.views.api_listener import Door
 from dilocox.views.http import add_run_routes, create_app
 from tests.helpers import PATIENCE_SECONDS, Told, identity, manifest, no_status, until
 
@@ -106,7 +107,7 @@ CHILD = """
 import asyncio, sys
 from pathlib import Path
 from dilocox.protocol.events import StateChanged
-from dilocox.transport.event_log import EventLog
+from dilocox.transport.store.event_log import EventLog
 
 async def main():
     log = EventLog(Path(sys.argv[1]))
@@ -252,21 +253,21 @@ async def test_the_verb_reads_a_folder(tmp_path: Path):
 def test_a_coordinator_tells_who_came_last_and_who_was_not_counted():
     table = Told(manifest())
     for number in range(3):
-        table.feed(round.Received(table.claim(number)))
+        table.feed(round_machine.Received(table.claim(number)))
     assert table.kinds() == ["claimed", "claimed", "round-closed", "roster-changed"]  # the third claim closes the round
-    table.feed(round.Absent(identity(2).peer))
-    table.feed(round.Present(identity(2).peer))
+    table.feed(round_machine.Absent(identity(2).peer))
+    table.feed(round_machine.Present(identity(2).peer))
     assert table.kinds() == ["not-heard", "heard"]
     for number in range(3):
         table.now += 2.0
-        table.feed(round.Received(table.contribution(number)))
+        table.feed(round_machine.Received(table.contribution(number)))
     (ballot,) = [event for event in table.told if isinstance(event, events.BallotOpened)]
     assert [(each.cluster, each.seconds) for each in ballot.last] == [(identity(n).peer, 2.0 * (n + 1)) for n in range(3)]
     assert "the last from" in ballot.line()
     for receipt in [table.receipt(0), table.receipt(1)]:
         table.now += 1.0
-        table.feed(round.Received(receipt))
-    table.feed(round.Absent(identity(2).peer))
+        table.feed(round_machine.Received(receipt))
+    table.feed(round_machine.Absent(identity(2).peer))
     closed = next(event for event in table.told if isinstance(event, events.RoundClosed))
     assert (closed.counted, closed.not_counted, [each.reason for each in closed.missed]) == (2, 1, ["did-not-vote"])
     assert closed.last[-1] == events.Arrival(identity(1).peer, 8.0)
@@ -275,10 +276,10 @@ def test_a_coordinator_tells_who_came_last_and_who_was_not_counted():
 def test_strangers_wash_nothing_away():
     table = Told(manifest())
     for number in range(3):
-        table.feed(round.Received(table.claim(number)))
+        table.feed(round_machine.Received(table.claim(number)))
     table.kinds()
     for number in range(10, 10 + 2 * limits.STRANGERS_TOLD):
-        table.feed(round.Received(table.claim(number)))
+        table.feed(round_machine.Received(table.claim(number)))
     assert table.kinds() == ["claimed"] * limits.STRANGERS_TOLD
 
 

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from dilocox.node.downloader import Downloader
+from dilocox.node.exchange.downloader import Downloader
 from dilocox.protocol import limits
+from dilocox.protocol.consensus.head import Cluster, HostRange
 from dilocox.protocol.errors import RemoteError
-from dilocox.protocol.head import Cluster, HostRange
-from dilocox.protocol.leaves import largest_norm, read_leaves
-from dilocox.protocol.messages import canonical, seal
 from dilocox.protocol.norms import TOLERANCE, norm_code, norm_of
+from dilocox.protocol.payload.payload_index import largest_norm, read_leaves
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.tensors import stage_tensors
-from dilocox.transport.blobs import BlobStore
-from dilocox.transport.rpc import ChannelPool
+from dilocox.protocol.run.tensors import stage_tensors
+from dilocox.protocol.wire.messages import canonical, seal
+from dilocox.transport.net.rpc import ChannelPool
+from dilocox.transport.store.blobs import BlobStore
 from tests.exchanges import Nobody, exchange_of
 from tests.helpers import digest, identity, manifest
 

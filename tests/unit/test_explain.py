@@ -7,14 +7,15 @@ import pytest
 from typer.testing import CliRunner
 
 from dilocox.cli.main import app
-from dilocox.protocol import events, round
+from dilocox.protocol import events
 from dilocox.protocol.errors import LocalError, reason_name
 from dilocox.protocol.ids import short
+from dilocox.protocol.member.node_status import Status
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.status import Status
-from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.event_log import EventLog
-from dilocox.views import rows as views
+from dilocox.protocol.rounds import round_machine
+from dilocox.transport.store.chain_file import ChainFile
+from dilocox.transport.store.event_log import EventLog
+from dilocox.views import json_views as views
 from dilocox.views.explain import explain, named
 from dilocox.views.reasons import REASONS, advice
 from tests.helpers import Told, identity, manifest
@@ -48,7 +49,7 @@ class Run:
 
     def say(self, *statements) -> None:
         for statement in statements:
-            self.table.feed(round.Received(statement))
+            self.table.feed(round_machine.Received(statement))
             self.keep()
 
     def wait(self, seconds: float, why: str = "") -> None:
@@ -82,7 +83,7 @@ def run(tmp_path: Path):
     run.say(receipts[0])
     run.wait(1.5)
     run.say(receipts[1])
-    run.table.feed(round.Absent(PEERS[2]))
+    run.table.feed(round_machine.Absent(PEERS[2]))
     run.keep()
     assert run.chain.length == 5
     yield run

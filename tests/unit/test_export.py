@@ -15,24 +15,24 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 from typer.testing import CliRunner
 
 from bench.texts import Text
-from dilocox.cli import export
-from dilocox.cli.export import Chosen, Exported, write_held
 from dilocox.cli.main import app
+from dilocox.cli.model import export
+from dilocox.cli.model.export import Chosen, Exported, write_held
 from dilocox.cli.progress import Working, working
-from dilocox.node.data.tokens import byte_tokenizer, open_encoder, train_tokenizer
-from dilocox.node.outer.export import Vocabulary, export_model
+from dilocox.node.data.tokenizers import byte_tokenizer, open_encoder, train_tokenizer
 from dilocox.node.outer.tensor_file import save_tensors
-from dilocox.node.training.generate import generate_text
-from dilocox.node.training.model import FAMILIES, build_chain
-from dilocox.node.training.trainer import initial_state
-from dilocox.node.training.weights import Weights, read_model
-from dilocox.protocol.corpus import Corpus
+from dilocox.node.training.hf.export import Vocabulary, export_model
+from dilocox.node.training.hf.generate import generate_text
+from dilocox.node.training.hf.hf_import import Weights, read_model
+from dilocox.node.training.model.model import FAMILIES, build_chain
+from dilocox.node.training.model.trainer import initial_state
 from dilocox.protocol.errors import ConfigError, LocalError
-from dilocox.protocol.manifest import Manifest
-from dilocox.transport.blobs import BlobStore
-from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.files import find_chains
-from dilocox.views.card import model_card
+from dilocox.protocol.run.corpus import Corpus
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.transport.store.blobs import BlobStore
+from dilocox.transport.store.chain_file import ChainFile
+from dilocox.transport.store.files import find_chains
+from dilocox.views.model_card import model_card
 from tests.corpora import corpus_of, words
 from tests.helpers import Table, digest, identity, manifest
 

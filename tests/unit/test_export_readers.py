@@ -10,14 +10,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from dilocox.node.data.conversations import FATES
-from dilocox.node.data.tokens import byte_tokenizer
-from dilocox.node.outer.export import Vocabulary, export_model
-from dilocox.node.training.model import FAMILIES
-from dilocox.node.training.trainer import initial_state
-from dilocox.node.training.weights import read_model
-from dilocox.protocol.corpus import TEMPLATE_DATE, Chat
-from dilocox.transport.blobs import BlobStore
+from dilocox.node.data.chat import FATES
+from dilocox.node.data.tokenizers import byte_tokenizer
+from dilocox.node.training.hf.export import Vocabulary, export_model
+from dilocox.node.training.hf.hf_import import read_model
+from dilocox.node.training.model.model import FAMILIES
+from dilocox.node.training.model.trainer import initial_state
+from dilocox.protocol.run.corpus import TEMPLATE_DATE, Chat
+from dilocox.transport.store.blobs import BlobStore
 from tests.helpers import manifest
 
 SCALINGS: dict[str, dict[str, Any] | None] = {

@@ -6,16 +6,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dilocox.protocol import chain, limits, member, round, rules
-from dilocox.protocol.chain import Closing
-from dilocox.protocol.deadlines import DEADLINE_FLOOR_SECONDS
+from dilocox.protocol import limits
+from dilocox.protocol.consensus import chain, rules
+from dilocox.protocol.consensus.chain import Closing
+from dilocox.protocol.consensus.head import initial_head
+from dilocox.protocol.consensus.pool import Gathered
+from dilocox.protocol.consensus.rules import Outcome
 from dilocox.protocol.errors import RemoteError
-from dilocox.protocol.gathered import Gathered
-from dilocox.protocol.head import initial_head
-from dilocox.protocol.messages import Statement, seal
+from dilocox.protocol.member import member
+from dilocox.protocol.member.node_status import Status, status
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.rules import Outcome
-from dilocox.protocol.status import Status, status
+from dilocox.protocol.rounds import round_machine
+from dilocox.protocol.rounds.deadlines import DEADLINE_FLOOR_SECONDS
+from dilocox.protocol.wire.messages import Statement, seal
 from tests.helpers import COORDINATOR, Table, digest, identity, manifest
 
 
@@ -146,7 +149,7 @@ def test_a_ballot_is_the_coordinator_s():
     judgement, gathered = rules.judge(table.run, table.head, table.state.gathered, ballot)
     assert judgement.reason == pb.REASON_BAD_SIGNATURE
     assert gathered is table.state.gathered
-    table.feed(round.Received(ballot))
+    table.feed(round_machine.Received(ballot))
     assert table.state.gathered.ballot is None
 
 

@@ -20,21 +20,23 @@ import pytest
 import torch
 
 from dilocox.cli import main as cli
-from dilocox.node.downloader import Downloader
+from dilocox.node.exchange.downloader import Downloader
 from dilocox.node.outer import checkpoint
 from dilocox.node.outer.checkpoint import BoundaryMeta
 from dilocox.node.outer.state import StageState
 from dilocox.protocol import limits
 from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
-from dilocox.protocol.messages import canonical
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import worker_pb2 as worker
-from dilocox.transport import files, tls
+from dilocox.protocol.wire.messages import canonical
 from dilocox.transport.archive.storage import open_storage
-from dilocox.transport.blobs import BlobStore
-from dilocox.transport.chain_file import ChainFile, DamagedError, open_database
-from dilocox.transport.data_directory import DataDirectory
-from dilocox.transport.files import (
+from dilocox.transport.net import tls
+from dilocox.transport.net.rpc import ChannelPool
+from dilocox.transport.store import files
+from dilocox.transport.store.blobs import BlobStore
+from dilocox.transport.store.chain_file import ChainFile, DamagedError, open_database
+from dilocox.transport.store.data_directory import DataDirectory
+from dilocox.transport.store.files import (
     find_chains,
     find_events,
     leads_out,
@@ -44,7 +46,6 @@ from dilocox.transport.files import (
     write_atomically,
     write_new,
 )
-from dilocox.transport.rpc import ChannelPool
 from tests.exchanges import exchange_of
 from tests.helpers import Table, digest, identity, manifest
 from tests.unit.test_transport import BIG, serving
@@ -619,7 +620,7 @@ def test_a_byte_order_mark_is_no_part_of_a_named_file(tmp_path: Path):
 
 def test_a_link_on_a_pipe_is_read_until_its_command_ends(tmp_path: Path):
     link = f"dilocox://h.example:1/{'A' * 43}"
-    program = "import sys; from pathlib import Path; from dilocox.transport.files import read_named; "
+    program = "import sys; from pathlib import Path; from dilocox.transport.store.files import read_named; "
     program += "print(read_named(Path(sys.argv[1]), piped=True), end='')"
     for shell in (f"echo '{link}'", f"sleep 0.2; echo '{link}'", f"cat {tmp_path / 'link'}"):
         (tmp_path / "link").write_text(link + "\n")

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from dilocox.node.forks import check_forks, is_ours, proof_of_fork
-from dilocox.protocol import terms
+from dilocox.node.exchange.forks import check_forks, is_ours, proof_of_fork
+from dilocox.protocol.consensus import terms
 from dilocox.protocol.errors import LocalError, RemoteError
-from dilocox.protocol.messages import Statement, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
-from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.files import write_atomically
-from dilocox.transport.heads import HEADER, Heads
+from dilocox.protocol.wire.messages import Statement, seal
+from dilocox.transport.limits.head_gossip import HEADER, Heads
+from dilocox.transport.store.chain_file import ChainFile
+from dilocox.transport.store.files import write_atomically
 from tests.helpers import COORDINATOR, Table, digest, identity, manifest
 from tests.peers import PATIENCE_SECONDS, meeting
 
@@ -142,7 +142,7 @@ async def test_the_loop_waits_for_no_disk_where_a_commit_is_compared_with_ours(t
         return call
 
     monkeypatch.setattr(file, "commit", watched("read", file.commit))
-    monkeypatch.setattr("dilocox.node.forks.write_atomically", watched("written", write_atomically))
+    monkeypatch.setattr("dilocox.node.exchange.forks.write_atomically", watched("written", write_atomically))
     assert not await is_ours(file, table.commits[1])
     assert await is_ours(file, table.commits[0])
     with pytest.raises(LocalError, match="two different commits for round 0"):

@@ -15,21 +15,22 @@ import pytest
 
 from dilocox.node.outer.checkpoint import BoundaryMeta, boundaries, seal_boundary
 from dilocox.node.outer.tensor_file import save_tensors
-from dilocox.node.own import OwnStatements
-from dilocox.protocol import chain, limits
+from dilocox.node.state.signed_statements import OwnStatements
+from dilocox.protocol import limits
+from dilocox.protocol.consensus import chain
+from dilocox.protocol.consensus.head import initial_head
 from dilocox.protocol.errors import ConfigError, RemoteError
-from dilocox.protocol.head import initial_head
 from dilocox.protocol.ids import JoinLink
-from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.messages import seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
-from dilocox.transport import tls
-from dilocox.transport.callers import HEADER, Callers, Credentials
-from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.data_directory import DataDirectory
-from dilocox.transport.presence import Directory, cached_records
-from dilocox.transport.reach import dial
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.protocol.wire.messages import seal
+from dilocox.transport.limits.caller_auth import HEADER, Callers, Credentials
+from dilocox.transport.net import tls
+from dilocox.transport.net.peer_directory import Directory, cached_records
+from dilocox.transport.net.reachability import dial
+from dilocox.transport.store.chain_file import ChainFile
+from dilocox.transport.store.data_directory import DataDirectory
 from tests.helpers import COORDINATOR, PATIENCE_SECONDS, Table, digest, identity, manifest
 from tests.peers import meeting
 from tests.unit.test_callers import Call

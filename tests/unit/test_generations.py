@@ -8,29 +8,30 @@ from typing import Any
 
 import pytest
 
-from dilocox.node import generations
-from dilocox.node.boxes.lead import LeadService
-from dilocox.node.boxes.own_host import OwnHost
-from dilocox.node.boxes.team import Team
-from dilocox.node.crew import Crew
-from dilocox.node.generations import Generations, contributions_of
-from dilocox.node.hosted import HostedStages
-from dilocox.node.keeping import Keeping
-from dilocox.node.machine import Machine
-from dilocox.node.privacy import Account
-from dilocox.node.run_context import RunContext
-from dilocox.node.starts import Candidate, Starts
-from dilocox.node.workers import Launch
-from dilocox.protocol import events, member
+from dilocox.node.cluster import supervisor
+from dilocox.node.cluster.cluster_hosts import Team
+from dilocox.node.cluster.own_host import OwnHost
+from dilocox.node.cluster.supervisor import Generations, contributions_of
+from dilocox.node.context.run_context import RunContext
+from dilocox.node.data.privacy_budget import Account
+from dilocox.node.hosts.lead import LeadService
+from dilocox.node.state.resume_points import Candidate, Starts
+from dilocox.node.state.retention import Keeping
+from dilocox.node.workers.devices import Machine
+from dilocox.node.workers.hosted_stages import HostedStages
+from dilocox.node.workers.pool import Launch
+from dilocox.node.workers.progress import Crew
+from dilocox.protocol import events
 from dilocox.protocol.errors import RemoteError
-from dilocox.protocol.messages import Statement, canonical, seal
+from dilocox.protocol.member import member
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import worker_pb2 as worker
-from dilocox.protocol.tensors import stage_tensors
-from dilocox.transport.blobs import BlobStore
-from dilocox.transport.callers import Callers
-from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.tasks import Tasks
+from dilocox.protocol.run.tensors import stage_tensors
+from dilocox.protocol.wire.messages import Statement, canonical, seal
+from dilocox.transport.limits.caller_auth import Callers
+from dilocox.transport.process.tasks import Tasks
+from dilocox.transport.store.blobs import BlobStore
+from dilocox.transport.store.chain_file import ChainFile
 from tests.helpers import Table, identity, manifest, until
 from tests.ports import Port
 
@@ -140,7 +141,7 @@ class Node:
 
 @pytest.fixture
 async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(generations, "GENERATION_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(supervisor, "GENERATION_PAUSE_SECONDS", 0.01)
     node = Node(tmp_path)
     yield node
     await node.tasks.close()
@@ -158,7 +159,7 @@ async def test_commits_are_handed_out_in_order(node: Node):
 async def test_a_payload_that_nobody_serves_is_waited_for_until_the_run_agreed_on_what_it_led_to(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(generations, "AROUND_SECONDS", 0.0)
+    monkeypatch.setattr(supervisor, "AROUND_SECONDS", 0.0)
     await until(lambda: node.pool.starts)
     node.peers.missing = {1}
     node.grow(1)
@@ -173,7 +174,7 @@ async def test_a_payload_that_nobody_serves_is_waited_for_until_the_run_agreed_o
         fetched.append(round)
         return [node.store.put([b"stage"])] * 2
 
-    monkeypatch.setattr("dilocox.node.starts.Starts.stages_of", lambda self, *arguments: stages_of(*arguments))
+    monkeypatch.setattr("dilocox.node.state.resume_points.Starts.stages_of", lambda self, *arguments: stages_of(*arguments))
     node.grow(1)
     await until(lambda: len(node.pool.starts) == 2)
     start = node.pool.starts[1]
@@ -191,7 +192,7 @@ async def test_a_short_outage_is_waited_out_and_going_around_is_no_failure(node:
     node.peers.missing = set()
     await until(lambda: node.peers.asked[-1:] == [2])
     assert node.pool.generations == 1
-    for _ in range(generations.FAILED_GENERATIONS + 2):
+    for _ in range(supervisor.FAILED_GENERATIONS + 2):
         before = node.pool.generations
         node.generations.resynchronise()
         await until(lambda before=before: node.pool.generations > before and len(node.pool.starts) > before)  # type: ignore[misc]

@@ -4,14 +4,23 @@ from typing import Any
 
 import pytest
 
+from dilocox.protocol.consensus.data_leases import Lease, Ledger
+from dilocox.protocol.consensus.head import (
+    Cluster,
+    Head,
+    HostRange,
+    Rest,
+    advance,
+    authors,
+    initial_head,
+    resting_on,
+)
+from dilocox.protocol.consensus.pool import Gathered, Slot, holds, put, put_newest, single
+from dilocox.protocol.consensus.reputation import Record
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import RemoteError
-from dilocox.protocol.gathered import Gathered, Slot, holds, put, put_newest, single
-from dilocox.protocol.head import Cluster, Head, HostRange, Rest, advance, authors, initial_head, resting_on
-from dilocox.protocol.ledger import Lease, Ledger
-from dilocox.protocol.messages import Statement, seal
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.standing import Record
+from dilocox.protocol.wire.messages import Statement, seal
 from tests.helpers import COORDINATOR, SETTLEMENT, digest, identity, manifest
 
 RUN = manifest(rounds={"count": 5}, settlement=SETTLEMENT)

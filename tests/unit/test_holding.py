@@ -11,26 +11,26 @@ import grpc
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from dilocox.node import relays
 from dilocox.node.attest.prover import AttestorService
-from dilocox.node.boxes.lead import LeadService
-from dilocox.node.holder import HolderPage, Retention
-from dilocox.node.place import Place, find_relays, open_relay_store
-from dilocox.node.relay_store import ROUNDS_KEPT, AgreedStates, RelayStore
-from dilocox.node.relays import Relays
+from dilocox.node.context.peer import Place, find_relays, open_relay_store
+from dilocox.node.exchange import relays
+from dilocox.node.exchange.relay_store import ROUNDS_KEPT, AgreedStates, RelayStore
+from dilocox.node.exchange.relays import Relays
+from dilocox.node.hosts.lead import LeadService
+from dilocox.node.relay_daemon import HolderPage, Retention
 from dilocox.protocol import limits
 from dilocox.protocol.errors import RemoteError
-from dilocox.protocol.messages import canonical, open_envelope, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
-from dilocox.transport import tls
-from dilocox.transport.blobs import PUSHED, BlobStore, PartialBlob
-from dilocox.transport.callers import Callers
-from dilocox.transport.event_log import EVENTS, EventLog
-from dilocox.transport.heads import Heads
-from dilocox.transport.reach import Reach, ReachService
-from dilocox.transport.rpc import ChannelPool, create_server, push_blob
+from dilocox.protocol.wire.messages import canonical, open_envelope, seal
+from dilocox.transport.limits.caller_auth import Callers
+from dilocox.transport.limits.head_gossip import Heads
+from dilocox.transport.net import tls
+from dilocox.transport.net.reachability import Reach, ReachService
+from dilocox.transport.net.rpc import ChannelPool, create_server, push_blob
+from dilocox.transport.store.blobs import PUSHED, BlobStore, PartialBlob
+from dilocox.transport.store.event_log import EVENTS, EventLog
 from tests.helpers import Table, digest, identity, manifest, serve_also
 from tests.peers import PATIENCE_SECONDS, Peer, meeting
 

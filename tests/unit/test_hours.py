@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dilocox.protocol.errors import ConfigError
-from dilocox.transport.hours import Hours, changes_at
-from dilocox.transport.rates import Rates, bits_per_second, parse_rates
-from dilocox.transport.traffic import Limit, Traffic, kind_of
+from dilocox.transport.limits.rate_limits import Rates, bits_per_second, parse_rates
+from dilocox.transport.limits.schedule import Hours, changes_at
+from dilocox.transport.limits.traffic import Limit, Traffic, kind_of
 
 
 def at(clock: str) -> datetime:

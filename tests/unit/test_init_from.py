@@ -11,13 +11,13 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner, Result
 
 from dilocox.cli.main import app
-from dilocox.node.data.tokens import open_encoder, train_tokenizer
-from dilocox.node.training.model import FAMILIES
-from dilocox.node.training.weights import Weights, read_model
+from dilocox.node.data.tokenizers import open_encoder, train_tokenizer
+from dilocox.node.training.hf.hf_import import Weights, read_model
+from dilocox.node.training.model.model import FAMILIES
 from dilocox.protocol.errors import ConfigError
-from dilocox.protocol.manifest import Manifest
-from dilocox.transport.blobs import BlobStore
-from dilocox.transport.corpora import weights_library
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.transport.store.blobs import BlobStore
+from dilocox.transport.store.corpus_store import weights_library
 from tests.corpora import corpus_of, words
 from tests.helpers import manifest
 

@@ -13,30 +13,32 @@ import torch
 from typer.testing import CliRunner, Result
 
 from bench.sections import toml_value
-from dilocox.cli.init import render_preset
 from dilocox.cli.main import app
+from dilocox.cli.run.init import render_preset
 from dilocox.coordinator import daemon
-from dilocox.node.data.tokens import byte_tokenizer
-from dilocox.node.hosted import HostedStages
-from dilocox.node.imported import import_weights
-from dilocox.node.outer.export import Vocabulary, export_model
-from dilocox.node.starts import Starts
-from dilocox.node.training.seed_state import seed_state
-from dilocox.node.training.trainer import Trainer, initial_state
-from dilocox.protocol import chain, member, round
+from dilocox.node.data.imported_weights import import_weights
+from dilocox.node.data.tokenizers import byte_tokenizer
+from dilocox.node.state.resume_points import Starts
+from dilocox.node.training.hf.export import Vocabulary, export_model
+from dilocox.node.training.model.seed_state import seed_state
+from dilocox.node.training.model.trainer import Trainer, initial_state
+from dilocox.node.workers.hosted_stages import HostedStages
+from dilocox.protocol.consensus import chain
+from dilocox.protocol.consensus.head import initial_head
+from dilocox.protocol.consensus.rules import Outcome
 from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
-from dilocox.protocol.head import initial_head
-from dilocox.protocol.manifest import Manifest, RunFileError
-from dilocox.protocol.messages import canonical
-from dilocox.protocol.model import Model
+from dilocox.protocol.member import member
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import worker_pb2 as worker
-from dilocox.protocol.rules import Outcome
-from dilocox.protocol.tensors import stage_tensors, trained_count
-from dilocox.transport.blobs import BlobStore, digest_of
-from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.corpora import weights_library, weights_shelf
-from dilocox.transport.tasks import Stopped, Tasks
+from dilocox.protocol.rounds import round_machine
+from dilocox.protocol.run.manifest import Manifest, RunFileError
+from dilocox.protocol.run.model import Model
+from dilocox.protocol.run.tensors import stage_tensors, trained_count
+from dilocox.protocol.wire.messages import canonical
+from dilocox.transport.process.tasks import Stopped, Tasks
+from dilocox.transport.store.blobs import BlobStore, digest_of
+from dilocox.transport.store.chain_file import ChainFile
+from dilocox.transport.store.corpus_store import weights_library, weights_shelf
 from tests.corpora import corpus_of, words
 from tests.helpers import COORDINATOR, Table, digest, identity, manifest
 
@@ -72,7 +74,7 @@ def test_nobody_founds_the_run_on_another_state():
 def test_a_coordinator_that_founds_it_on_another_state_is_caught():
     run = run_with(digest("imported"))
     table = Table(run)
-    table.state = round.start(run, initial_head(COORDINATOR.peer), table.now)  # its machine looks the other way
+    table.state = round_machine.start(run, initial_head(COORDINATOR.peer), table.now)  # its machine looks the other way
     for number in range(3):
         table.submit(table.claim(number, state=ELSEWHERE))
     [genesis] = table.commits
@@ -291,7 +293,7 @@ async def test_who_waits_for_the_model_hears_of_every_stage(tmp_path: Path, capl
     run = manifest(model={"model_type": "llama", "initial": copy_of_a_model(tmp_path).hex()})
     path, told, times = tmp_path / "manifest.json", list[str](), iter([0.0, 1.9, 2.0, 2.0])
     path.write_bytes(run.canonical_bytes())
-    with caplog.at_level("INFO", logger="dilocox.node.imported"):
+    with caplog.at_level("INFO", logger="dilocox.node.data.imported_weights"):
         store = BlobStore(tmp_path / "blobs")
         await import_weights(run.model, path, tmp_path / "hub", store, tmp_path, told.append, lambda: next(times))
     what = f"taking the run's imported weights from {tmp_path / 'hub'}"

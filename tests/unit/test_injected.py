@@ -20,9 +20,9 @@ from dilocox.cli import main as cli
 from dilocox.cli.environment import verbs
 from dilocox.protocol import events
 from dilocox.protocol.ids import JoinLink
-from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.event_log import EVENTS, EventLog
-from dilocox.views import rows as views
+from dilocox.transport.store.chain_file import ChainFile
+from dilocox.transport.store.event_log import EVENTS, EventLog
+from dilocox.views import json_views as views
 from tests.helpers import COORDINATOR, Table, dilocox, identity, manifest
 
 pytestmark = pytest.mark.usefixtures("any_ports")

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from dilocox.node.crew import Progress
-from dilocox.node.keeping import Keeping
-from dilocox.node.marks import merged, of_stage
-from dilocox.node.starts import BOUNDARIES_KEPT
-from dilocox.protocol.auditing import Audit
-from dilocox.protocol.head import Head, initial_head
-from dilocox.protocol.messages import canonical
+from dilocox.node.state.resume_points import BOUNDARIES_KEPT
+from dilocox.node.state.retention import Keeping
+from dilocox.node.workers.audit_checkpoints import merged, of_stage
+from dilocox.node.workers.progress import Progress
+from dilocox.protocol.checks.audit_rules import Audit
+from dilocox.protocol.consensus.head import Head, initial_head
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import worker_pb2 as worker
-from dilocox.transport.blobs import BlobStore
+from dilocox.protocol.wire.messages import canonical
+from dilocox.transport.store.blobs import BlobStore
 from tests.helpers import COORDINATOR, digest, until
 
 STAGES, STEPS = 2, (0, 4, 8)

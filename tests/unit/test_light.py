@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from dilocox.cli.verbs import PANELS, VERBS
-from dilocox.transport.data_directory import DataDirectory
+from dilocox.cli.commands import PANELS, VERBS
+from dilocox.transport.store.data_directory import DataDirectory
 
 HEAVY = (
     "aiohttp",
     "cryptography",
-    "dilocox.protocol.chain",
-    "dilocox.protocol.manifest",
-    "dilocox.transport.chain_file",
-    "dilocox.transport.rpc",
+    "dilocox.protocol.consensus.chain",
+    "dilocox.protocol.run.manifest",
+    "dilocox.transport.store.chain_file",
+    "dilocox.transport.net.rpc",
     "grpc",
     "hivemind",
     "numpy",

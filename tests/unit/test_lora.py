@@ -12,28 +12,35 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from dilocox.node import memory
-from dilocox.node.data.tokens import byte_tokenizer
-from dilocox.node.hosted import HostedStages
-from dilocox.node.imported import import_weights
-from dilocox.node.outer.export import Vocabulary, export_adapter, export_model
+from dilocox.node.data.imported_weights import import_weights
+from dilocox.node.data.tokenizers import byte_tokenizer
 from dilocox.node.outer.state import StageState
-from dilocox.node.plan import flops_per_token
-from dilocox.node.starts import Starts
-from dilocox.node.training.inner import BETAS
-from dilocox.node.training.mesh import Mesh
-from dilocox.node.training.model import FAMILIES
-from dilocox.node.training.trainer import Trainer, initial_state
-from dilocox.node.training.weights import Weights, read_model
+from dilocox.node.planning import memory_model
+from dilocox.node.planning.plan import flops_per_token
+from dilocox.node.state.resume_points import Starts
+from dilocox.node.training.hf.export import Vocabulary, export_adapter, export_model
+from dilocox.node.training.hf.hf_import import Weights, read_model
+from dilocox.node.training.model.inner import BETAS
+from dilocox.node.training.model.mesh import Mesh
+from dilocox.node.training.model.model import FAMILIES
+from dilocox.node.training.model.trainer import Trainer, initial_state
+from dilocox.node.workers.hosted_stages import HostedStages
 from dilocox.protocol.errors import ConfigError, LocalError
-from dilocox.protocol.manifest import Manifest, RunFileError
-from dilocox.protocol.messages import canonical
-from dilocox.protocol.model import Model
-from dilocox.protocol.payload import Form
+from dilocox.protocol.payload.payload import Form
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.tensors import imported_bytes, parameter_count, stage_tensors, stage_units, stage_weights, trained_count
-from dilocox.transport.blobs import BlobStore
-from dilocox.transport.chain_file import ChainFile
+from dilocox.protocol.run.manifest import Manifest, RunFileError
+from dilocox.protocol.run.model import Model
+from dilocox.protocol.run.tensors import (
+    imported_bytes,
+    parameter_count,
+    stage_tensors,
+    stage_units,
+    stage_weights,
+    trained_count,
+)
+from dilocox.protocol.wire.messages import canonical
+from dilocox.transport.store.blobs import BlobStore
+from dilocox.transport.store.chain_file import ChainFile
 from tests.helpers import Table, manifest
 
 RANK, ALPHA = 4, 12.0
@@ -315,7 +322,7 @@ class Kept:
 def test_memory_is_that_of_adapters_and_of_weights_once(family: str, tmp_path: Path, store: BlobStore):
     run = adapted(hub_at(tmp_path / "hub", family), store, stages=1, training={"microbatches": 1})
     trainer = trainer_of(run, store)
-    held = memory.stage_bytes(run, [0], half=False)
+    held = memory_model.stage_bytes(run, [0], half=False)
     parameters = [parameter for _, stage in trainer.live_stages() for parameter in stage.parameters()]
     assert held.weights == 4 * sum(parameter.numel() for parameter in parameters)
     kept = Kept(trainer)
@@ -323,10 +330,10 @@ def test_memory_is_that_of_adapters_and_of_weights_once(family: str, tmp_path: P
         trainer.step(*batch(run))
     assert held.gradients == 4 * sum(parameter.grad.numel() for parameter in parameters if parameter.grad is not None)
     assert held.moments == 2 * held.gradients
-    assert memory.host_bytes(run, [0]) == (4 + 2) * held.gradients
-    most = memory.held_bytes(run, 0, half=False)
+    assert memory_model.host_bytes(run, [0]) == (4 + 2) * held.gradients
+    most = memory_model.held_bytes(run, 0, half=False)
     assert 0.6 * most < sum(kept.sizes.values()) <= most
-    narrow = memory.stage_bytes(run, [0], half=True)
+    narrow = memory_model.stage_bytes(run, [0], half=True)
     assert narrow.weights < 0.75 * held.weights
     assert flops_per_token(run) < flops_per_token(manifest(**whole(run)))
 

@@ -12,14 +12,14 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from dilocox.cli.init import preset_names, render_preset
 from dilocox.cli.main import app
+from dilocox.cli.run.init import preset_names, render_preset
 from dilocox.coordinator import daemon as coordinator_daemon
 from dilocox.node import daemon as node_daemon
-from dilocox.protocol import member
-from dilocox.protocol.head import initial_head
-from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.status import Status, status
+from dilocox.protocol.consensus.head import initial_head
+from dilocox.protocol.member import member
+from dilocox.protocol.member.node_status import Status, status
+from dilocox.protocol.run.manifest import Manifest
 from tests.helpers import COORDINATOR, Table, identity, manifest, until
 
 

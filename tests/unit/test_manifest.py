@@ -9,11 +9,17 @@ from pydantic import ValidationError
 from bench.arms import ARMS as TOYS
 from bench.study.design import ARMS, CODECS, INNERS, OVERLAPS, Cell
 from bench.study.report import DENSE, DENSE_LONG, SPARSE, default
-from dilocox.cli.init import preset_names, render_preset
-from dilocox.protocol.allowed import faults
+from dilocox.cli.run.init import preset_names, render_preset
 from dilocox.protocol.errors import ConfigError, RemoteError
-from dilocox.protocol.manifest import Manifest, RunFileError
-from dilocox.protocol.tensors import parameter_count, phase_bytes, stage_tensors, stage_units, trained_count
+from dilocox.protocol.run.allowed_values import faults
+from dilocox.protocol.run.manifest import Manifest, RunFileError
+from dilocox.protocol.run.tensors import (
+    parameter_count,
+    phase_bytes,
+    stage_tensors,
+    stage_units,
+    trained_count,
+)
 from tests.helpers import identity, manifest, manifest_keys
 
 

@@ -9,21 +9,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from dilocox.node.marks import merged, of_stage
-from dilocox.node.training.audit import advance, compare
-from dilocox.node.training.data import Dataset, load_dataset
-from dilocox.node.training.marks import LIVE, Marks, load_state, machine, parts, stage_state
-from dilocox.node.training.trainer import Trainer
-from dilocox.protocol import auditing, phase
-from dilocox.protocol.auditing import Stretch
-from dilocox.protocol.head import Cluster, Head, alone
-from dilocox.protocol.ledger import Lease, Ledger
-from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.messages import canonical
+from dilocox.node.training.model.data import Dataset, load_dataset
+from dilocox.node.training.model.trainer import Trainer
+from dilocox.node.training.worker.audit import advance, compare
+from dilocox.node.training.worker.audit_checkpoints import LIVE, Marks, load_state, machine, parts, stage_state
+from dilocox.node.workers.audit_checkpoints import merged, of_stage
+from dilocox.protocol.checks import audit_rules
+from dilocox.protocol.checks.audit_rules import Stretch
+from dilocox.protocol.consensus.data_leases import Lease, Ledger
+from dilocox.protocol.consensus.head import Cluster, Head, alone
+from dilocox.protocol.member import phase
+from dilocox.protocol.member.phase import PhaseState
 from dilocox.protocol.pb import messages_pb2 as wire
-from dilocox.protocol.phase import PhaseState
-from dilocox.protocol.tensors import phase_bytes
-from dilocox.transport.blobs import BlobStore
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.protocol.run.tensors import phase_bytes
+from dilocox.protocol.wire.messages import canonical
+from dilocox.transport.store.blobs import BlobStore
 from tests.corpora import corpus_of, words
 from tests.helpers import manifest
 
@@ -67,7 +68,7 @@ class World:
     def said(self, marks: wire.Marks) -> wire.Marks:
         """As an auditor reads them."""
         body = wire.Contribution(inner_steps=self.state.steps, samples_read=self.state.samples_read)
-        return auditing.read_marks(self.run, body, LEASE, canonical(marks))
+        return audit_rules.read_marks(self.run, body, LEASE, canonical(marks))
 
     def states(self, mark: wire.Mark) -> list[Tensor]:
         return [torch.frombuffer(bytearray(self.store.view(digest)), dtype=torch.float32) for digest in mark.states]
@@ -83,7 +84,7 @@ class World:
     def all(self, marks: wire.Marks, alike: bool = True) -> list[str]:
         """What an auditor finds of each stretch."""
         stretches = sum(after.step > before.step for before, after in zip(marks.marks, marks.marks[1:], strict=False))
-        found = [auditing.stretch(self.run, lot, LEASE, marks.marks) for lot in range(stretches)]
+        found = [audit_rules.stretch(self.run, lot, LEASE, marks.marks) for lot in range(stretches)]
         return [wire.AuditVerdict.Name(self.audit(each, alike)[0]).removeprefix("AUDIT_") for each in found]
 
 
@@ -232,7 +233,7 @@ def test_what_is_nearly_right_passes_on_another_kind_of_machine_alone(world: Wor
     flat[3] = torch.nextafter(flat[3], torch.tensor(1.0))
     marks.marks[1].states[0] = world.store.put([flat.numpy().data])
     said = world.said(marks)
-    first = auditing.stretch(world.run, 0, LEASE, said.marks)
+    first = audit_rules.stretch(world.run, 0, LEASE, said.marks)
     assert world.audit(first, alike=True)[0] == wire.AUDIT_DIFFERS
     verdict, off = world.audit(first, alike=False)
     assert verdict == wire.AUDIT_NEAR

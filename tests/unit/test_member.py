@@ -5,16 +5,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dilocox.protocol import bias, chain, events, limits, member, rules, scoring
-from dilocox.protocol.bias import Bias
+from dilocox.protocol import events, limits
+from dilocox.protocol.checks import bias_rules, score_rules
 from dilocox.protocol.checks.bias import memory_of
+from dilocox.protocol.checks.bias_rules import Bias
+from dilocox.protocol.checks.score_rules import SAMPLES, Score
 from dilocox.protocol.checks.scores import Scored
-from dilocox.protocol.head import HostRange, resting_on
-from dilocox.protocol.member_state import OpenRound
-from dilocox.protocol.messages import Statement, seal
+from dilocox.protocol.consensus import chain, rules
+from dilocox.protocol.consensus.head import HostRange, resting_on
+from dilocox.protocol.consensus.rules import Outcome
+from dilocox.protocol.member import member
+from dilocox.protocol.member.member_state import OpenRound
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.rules import Outcome
-from dilocox.protocol.scoring import SAMPLES, Score
+from dilocox.protocol.wire.messages import Statement, seal
 from tests.helpers import COORDINATOR, Table, digest, identity, manifest
 
 ACCEPTED: member.Verdict = (pb.REASON_UNSPECIFIED, 0)
@@ -151,7 +154,7 @@ def test_the_ballots_order_is_nobodys_order_of_scoring():
         node.feed(member.Judged(statement.digest, ACCEPTED))
     ballot = node.table.ballots[-1]
     asked = [e.contribution.peer for e in node.feed(member.Seen(ballot)) if isinstance(e, member.Measure)]
-    assert asked == sorted((s.peer for s in others), key=lambda peer: scoring.turn(ballot, identity(0).peer, peer))
+    assert asked == sorted((s.peer for s in others), key=lambda peer: score_rules.turn(ballot, identity(0).peer, peer))
     assert asked != [s.peer for s in sorted(others, key=lambda s: s.digest)]
 
 
@@ -171,10 +174,10 @@ def test_what_helps_is_accepted_and_its_score_stands_in_the_receipt():
 
 def test_who_pulls_steadily_is_refused_and_what_a_round_showed_is_remembered():
     node = Node(voters=8, vote_seconds=100).vote()
-    axes = np.eye(bias.SKETCH)
+    axes = np.eye(bias_rules.SKETCH)
     peers = [identity(number).peer for number in range(3)]
-    weak, strong = (Bias(length * axes[0], bias.LEAST_ROUNDS - 1) for length in (1.0, 9.0))
-    known = bias.Memory({peers[0]: weak, peers[1]: weak, peers[2]: strong}, cut=dict.fromkeys(peers, 0.0))
+    weak, strong = (Bias(length * axes[0], bias_rules.LEAST_ROUNDS - 1) for length in (1.0, 9.0))
+    known = bias_rules.Memory({peers[0]: weak, peers[1]: weak, peers[2]: strong}, cut=dict.fromkeys(peers, 0.0))
     node.state = replace(node.state, checks={**node.state.checks, "bias": known})
     for number, digest_ in enumerate(node.digests, 1):
         node.feed(member.Judged(digest_, ACCEPTED))
@@ -187,7 +190,7 @@ def test_who_pulls_steadily_is_refused_and_what_a_round_showed_is_remembered():
         node.table.submit(statement)
     node.feed(member.Committed(node.table.commits[-1], node.table.head))
     memory = memory_of(node.state)
-    assert {peer: each.rounds for peer, each in memory.authors.items()} == dict.fromkeys(peers, bias.LEAST_ROUNDS)
+    assert {peer: each.rounds for peer, each in memory.authors.items()} == dict.fromkeys(peers, bias_rules.LEAST_ROUNDS)
     assert set(memory.last) == set(peers)
     assert memory.cut.keys() == {item.cluster for item in chain.taken(node.table.commits[-1].body)}
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from dilocox.node import memory
-from dilocox.node.training.model import Chain, build_chain, initial_values
-from dilocox.protocol.manifest import Manifest
+from dilocox.node.planning import memory_model
+from dilocox.node.training.model.model import Chain, build_chain, initial_values
+from dilocox.protocol.run.manifest import Manifest
 from tests.helpers import manifest
 
 SHAPE = {
@@ -71,36 +71,39 @@ def test_planned_activations_are_what_autograd_keeps(changes: dict[str, Any], ha
     model = {**SHAPE, "num_key_value_heads": 2, **changes}
     run = manifest(model=model, training={"checkpoint_activations": recompute, "batch_size": 16, "microbatches": 2})
     for stage in range(run.model.stages):
-        assert memory.held_bytes(run, stage, half) == pytest.approx(kept(run, stage, half), rel=0.1)
+        assert memory_model.held_bytes(run, stage, half) == pytest.approx(kept(run, stage, half), rel=0.1)
 
 
 def test_in_flight_are_as_many_as_published():
-    ones = [memory.peak(worker, 4, 8, [1]) for worker in range(4)]
+    ones = [memory_model.peak(worker, 4, 8, [1]) for worker in range(4)]
     assert ones == [4, 3, 2, 1], "one for each worker from here on (arXiv 2104.04473)"
-    assert memory.peak(0, 4, 2, [1]) == 2, "not more than there are"
-    looped = [memory.peak(worker, 4, 8, [1, 1]) for worker in range(4)]
+    assert memory_model.peak(0, 4, 2, [1]) == 2, "not more than there are"
+    looped = [memory_model.peak(worker, 4, 8, [1, 1]) for worker in range(4)]
     assert looped == [(2 - 1) * 4 + 2 * (4 - 1 - worker) + 1 for worker in range(4)]
-    assert memory.peak(0, 4, 4, [1, 1]) == 8, "all of them"
-    assert memory.peak(1, 2, 4, [100, 1]) == 300, "the third of the first chunk, when only the second one's are done"
-    assert memory.peak(1, 2, 4, [1, 100]) == 102, "two of the first chunk, and one of the second"
+    assert memory_model.peak(0, 4, 4, [1, 1]) == 8, "all of them"
+    assert memory_model.peak(1, 2, 4, [100, 1]) == 300, "the third of the first chunk, when only the second one's are done"
+    assert memory_model.peak(1, 2, 4, [1, 100]) == 102, "two of the first chunk, and one of the second"
 
 
 def test_a_device_is_what_its_parts_are():
     run = manifest(model={**SHAPE, "num_key_value_heads": 2, "stages": 4}, training={"batch_size": 8, "microbatches": 8})
-    first = memory.fullest_device(run, 1, 8, half=False)
-    held = sum(memory.held_bytes(run, stage, False) for stage in range(4)) + memory.output_bytes(run, 3, False)
+    first = memory_model.fullest_device(run, 1, 8, half=False)
+    held = sum(memory_model.held_bytes(run, stage, False) for stage in range(4)) + memory_model.output_bytes(run, 3, False)
     assert first.activations == held, "one microbatch at a time, and nothing comes from elsewhere"
-    assert first.total == memory.stage_bytes(run, range(4), half=False).total + held
-    assert memory.fullest_device(run, 1, 8, half=True).weights > first.weights
+    assert first.total == memory_model.stage_bytes(run, range(4), half=False).total + held
+    assert memory_model.fullest_device(run, 1, 8, half=True).weights > first.weights
     deep = manifest(
         model={**SHAPE, "num_key_value_heads": 2, "num_hidden_layers": 14, "stages": 4},
         training={"batch_size": 8, "microbatches": 8},
     )
     saving = deep.model_copy(update={"training": deep.training.model_copy(update={"checkpoint_activations": True})})
-    assert memory.fullest_device(saving, 2, 8, False).activations < memory.fullest_device(deep, 2, 8, False).activations / 2
+    assert (
+        memory_model.fullest_device(saving, 2, 8, False).activations
+        < memory_model.fullest_device(deep, 2, 8, False).activations / 2
+    )
 
 
 def test_bubbles_are_those_that_were_published():
-    assert memory.bubble(1, 4, 8) == 3 / 11
-    assert memory.bubble(2, 4, 8) == 3 / 19
-    assert memory.bubble(1, 1, 8) == 0
+    assert memory_model.bubble(1, 4, 8) == 3 / 11
+    assert memory_model.bubble(2, 4, 8) == 3 / 19
+    assert memory_model.bubble(1, 1, 8) == 0

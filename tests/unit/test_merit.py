@@ -2,14 +2,17 @@
 
 import pytest
 
-from dilocox.protocol import chain, limits, merit, tree
+from dilocox.protocol import limits
+from dilocox.protocol.checks import merit_rules
 from dilocox.protocol.checks.merit import merits_of
+from dilocox.protocol.consensus import chain
+from dilocox.protocol.consensus.head import initial_head
+from dilocox.protocol.consensus.rules import Outcome
 from dilocox.protocol.errors import ConfigError, RemoteError
-from dilocox.protocol.head import initial_head
 from dilocox.protocol.ids import parse_account, peer_id
-from dilocox.protocol.messages import Statement, seal
+from dilocox.protocol.payload import merkle
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.rules import Outcome
+from dilocox.protocol.wire.messages import Statement, seal
 from tests.helpers import COORDINATOR, Table, identity, manifest
 
 SETTLES = manifest(settlement={"chain_id": 1, "contract": "0x" + "ab" * 20}, rounds={"count": 8})
@@ -41,7 +44,7 @@ def test_commits_carry_what_accounts_earned_and_a_verifier_comes_to_the_same():
     merits = merits_of(table.verify())
     assert merits == from_scratch(table)
     assert merits[ACCOUNTS[0]] == 4 * merits[ACCOUNTS[2]] // 3 > 0
-    assert table.commits[-1].body.merit_root == merit.root(merits)
+    assert table.commits[-1].body.merit_root == merit_rules.root(merits)
 
 
 def test_who_names_no_account_earns_nothing_and_two_may_name_one():
@@ -92,33 +95,33 @@ def test_a_run_that_settles_nothing_takes_no_account_and_its_commits_carry_no_me
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 13])
 def test_each_account_has_a_proof_of_its_merit_and_of_nothing_else(count: int):
     merits = {identity(number).key[:20]: 1000 + number for number in range(count)}
-    root = merit.root(merits)
+    root = merit_rules.root(merits)
     for account, earned in merits.items():
-        proof = merit.proof(merits, account)
-        assert merit.holds(root, account, earned, proof)
-        assert not merit.holds(root, account, earned + 1, proof)
-        assert not merit.holds(root, bytes(19) + b"\1", earned, proof)
-        assert not proof or not merit.holds(root, account, earned, proof[:-1])
+        proof = merit_rules.proof(merits, account)
+        assert merit_rules.holds(root, account, earned, proof)
+        assert not merit_rules.holds(root, account, earned + 1, proof)
+        assert not merit_rules.holds(root, bytes(19) + b"\1", earned, proof)
+        assert not proof or not merit_rules.holds(root, account, earned, proof[:-1])
     with pytest.raises(KeyError):
-        merit.proof(merits, b"\xff" * 20)
+        merit_rules.proof(merits, b"\xff" * 20)
 
 
 def test_a_node_of_the_tree_is_no_leaf():
     """Else who earned nothing could show the hash of two leaves as its own."""
     merits = dict.fromkeys(ACCOUNTS, 7)
-    left = tree.node(*[merit.leaf(account, 7) for account in ACCOUNTS[:2]])
-    assert merit.root(merits) == tree.node(left, merit.leaf(ACCOUNTS[2], 7))
-    assert left not in {merit.leaf(account, 7) for account in ACCOUNTS}
-    assert merit.root({}) != bytes(32)
+    left = merkle.node(*[merit_rules.leaf(account, 7) for account in ACCOUNTS[:2]])
+    assert merit_rules.root(merits) == merkle.node(left, merit_rules.leaf(ACCOUNTS[2], 7))
+    assert left not in {merit_rules.leaf(account, 7) for account in ACCOUNTS}
+    assert merit_rules.root({}) != bytes(32)
 
 
 def test_the_table_of_accounts_is_bounded_and_forgets_nobody():
     full = {number.to_bytes(20, "big"): 5 for number in range(1, limits.ACCOUNTS + 1)}
     late, known = b"\xee" * 20, (7).to_bytes(20, "big")
-    after = merit.earned(full, [(late, 10), (known, 10), (b"", 10)])
+    after = merit_rules.earned(full, [(late, 10), (known, 10), (b"", 10)])
     assert late not in after
     assert after == {**full, known: 15}
-    assert merit.earned({known: (1 << 64) - 2}, [(known, 9)]) == {known: (1 << 64) - 1}
+    assert merit_rules.earned({known: (1 << 64) - 2}, [(known, 9)]) == {known: (1 << 64) - 1}
 
 
 @pytest.mark.parametrize("text", ["", "0x", "ab" * 20, "0x" + "ab" * 19, "0x" + "00" * 20, "0x" + "gg" * 20])

@@ -6,8 +6,8 @@ from dilocox.protocol import limits
 from dilocox.protocol.crypto import verify
 from dilocox.protocol.errors import ConfigError, RemoteError
 from dilocox.protocol.ids import JoinLink, Way, key_of_peer, peer_id
-from dilocox.protocol.messages import open_envelope, seal
 from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.wire.messages import open_envelope, seal
 from tests.helpers import digest, identity
 
 RUN = digest("run")

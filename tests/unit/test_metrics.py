@@ -14,18 +14,18 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
+from dilocox.cli.look.status import round_row
 from dilocox.cli.main import app
-from dilocox.cli.show import round_row
 from dilocox.node.api import metrics
 from dilocox.node.api.metrics import NodeMetrics
 from dilocox.protocol import events
-from dilocox.protocol.status import Status
-from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.event_log import EventLog
-from dilocox.transport.rates import Rates
-from dilocox.transport.traffic import Traffic
+from dilocox.protocol.member.node_status import Status
+from dilocox.transport.limits.rate_limits import Rates
+from dilocox.transport.limits.traffic import Traffic
+from dilocox.transport.store.chain_file import ChainFile
+from dilocox.transport.store.event_log import EventLog
+from dilocox.views import json_views as views
 from dilocox.views import metrics as views_metrics
-from dilocox.views import rows as views
 from dilocox.views.metrics import RunMetrics, Well
 from tests.helpers import Table, identity, manifest
 

@@ -4,12 +4,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from dilocox.cli.init import preset_names, render_preset
-from dilocox.node.training.inner import InnerOptimizer, learning_rate_factor
-from dilocox.node.training.model import FAMILIES, Stage, build_chain, hugging_face_config, initial_values
-from dilocox.node.training.trainer import Trainer
-from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.tensors import parameter_count, stage_tensors
+from dilocox.cli.run.init import preset_names, render_preset
+from dilocox.node.training.model.inner import InnerOptimizer, learning_rate_factor
+from dilocox.node.training.model.model import FAMILIES, Stage, build_chain, hugging_face_config, initial_values
+from dilocox.node.training.model.trainer import Trainer
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.protocol.run.tensors import parameter_count, stage_tensors
 from tests.helpers import manifest
 
 

@@ -7,8 +7,8 @@ import pytest
 from tests.mutants.__main__ import ROOT, Mutant, table
 
 LINES, MUTANTS = table()
-EDGES = ("node/downloader.py", "node/payload_checker.py", "coordinator/service.py")
-MACHINES = ("protocol/member.py", "protocol/round.py")
+EDGES = ("node/exchange/downloader.py", "node/exchange/payload_checker.py", "coordinator/service.py")
+MACHINES = ("protocol/member/member.py", "protocol/rounds/round_machine.py")
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)

@@ -12,9 +12,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from dilocox.cli.main import app
-from dilocox.node.namespaces import Namespaces, Net, lacking, run
-from dilocox.node.testnet import Testnet
 from dilocox.protocol.errors import ConfigError, LocalError
+from dilocox.testnet.namespaces import Namespaces, Net, lacking, run
+from dilocox.testnet.swarm import Testnet
 from tests.helpers import PATIENCE_SECONDS
 
 here = pytest.mark.skipif(bool(lacking()), reason=lacking() or "it can run here")
@@ -133,7 +133,7 @@ def test_an_end_however_it_comes_leaves_nothing():
 
 MAKER = """
 import sys, time
-from dilocox.node.namespaces import Namespaces, Net
+from dilocox.testnet.namespaces import Namespaces, Net
 network = Namespaces([Net("wan", ["a"], here=True)])
 network.lay()
 print(network.tag, flush=True)

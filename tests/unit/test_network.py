@@ -18,23 +18,23 @@ import typer
 from typer.testing import CliRunner
 
 from dilocox.cli.common import HostOption
-from dilocox.node.coordinator_link import CoordinatorLink
+from dilocox.node.exchange.coordinator_client import CoordinatorLink
+from dilocox.protocol.consensus.rules import Outcome
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import LocalError
 from dilocox.protocol.ids import JoinLink, Way, host_port
-from dilocox.protocol.messages import Statement, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
-from dilocox.protocol.rules import Outcome
-from dilocox.transport import dht, tls
-from dilocox.transport.data_directory import DataDirectory
-from dilocox.transport.dht import Dht, DhtSettings
-from dilocox.transport.files import write_atomically
-from dilocox.transport.network import Listen, choose_port, multiaddr, open_network
-from dilocox.transport.presence import Directory, cached_records
-from dilocox.transport.rpc import ChannelPool, create_server
-from dilocox.transport.tasks import Tasks
+from dilocox.protocol.wire.messages import Statement, seal
+from dilocox.transport.net import dht, tls
+from dilocox.transport.net.dht import Dht, DhtSettings
+from dilocox.transport.net.network import Listen, choose_port, multiaddr, open_network
+from dilocox.transport.net.peer_directory import Directory, cached_records
+from dilocox.transport.net.rpc import ChannelPool, create_server
+from dilocox.transport.process.tasks import Tasks
+from dilocox.transport.store.data_directory import DataDirectory
+from dilocox.transport.store.files import write_atomically
 from tests import helpers
 from tests.helpers import COORDINATOR, PATIENCE_SECONDS, digest, identity, manifest
 
@@ -174,7 +174,7 @@ def test_records_seen_before_are_a_way_back_and_only_those_that_verify(tmp_path:
 
 def test_a_coordinator_that_brings_records_of_anybody_fills_no_memory(monkeypatch: pytest.MonkeyPatch):
     """Between two commits, and where none comes, too."""
-    monkeypatch.setattr("dilocox.transport.presence.CACHED_RECORDS", 3)
+    monkeypatch.setattr("dilocox.transport.net.peer_directory.CACHED_RECORDS", 3)
     known = Directory(None, identity(1), RUN.run_id, 1)
     known.know([identity(2).peer])
     for number in (2, *range(10, 30)):
@@ -226,7 +226,7 @@ class NobodyThere:
 
 
 async def test_who_was_looked_up_is_forgotten(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("dilocox.transport.presence.LOOKUP_SECONDS", 0.0)
+    monkeypatch.setattr("dilocox.transport.net.peer_directory.LOOKUP_SECONDS", 0.0)
     known, peer = Directory(NobodyThere(), identity(1), RUN.run_id, 1), "".join(["a", "peer"])  # type: ignore[arg-type]
     before = sys.getrefcount(peer)
     await known.look_up(peer)
@@ -241,8 +241,8 @@ async def test_the_loop_waits_for_no_disk_where_records_are_written_down(tmp_pat
         threads.append(threading.current_thread())
         write_atomically(path, raw)
 
-    monkeypatch.setattr("dilocox.transport.presence.REFRESH_SECONDS", 0.01)
-    monkeypatch.setattr("dilocox.transport.presence.write_atomically", write)
+    monkeypatch.setattr("dilocox.transport.net.peer_directory.REFRESH_SECONDS", 0.01)
+    monkeypatch.setattr("dilocox.transport.net.peer_directory.write_atomically", write)
     known = Directory(None, identity(1), RUN.run_id, 1)
     known.learn(record(2))
     caching = asyncio.create_task(known.cache_forever(path))
@@ -287,7 +287,7 @@ async def silent_dht(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
     )
     child.chmod(0o700)
     requests.touch()
-    monkeypatch.setattr("dilocox.transport.dht.sys.executable", str(child))
+    monkeypatch.setattr("dilocox.transport.net.dht.sys.executable", str(child))
     node = Dht(DhtSettings(RUN.run_id, identity(1), folder, "/ip4/127.0.0.1/tcp/0", ()))
     running = asyncio.create_task(node.run())
 

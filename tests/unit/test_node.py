@@ -9,20 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dilocox.node import machine
-from dilocox.node.machine import Machine, this_machine
 from dilocox.node.outer.background import Background
-from dilocox.node.tiling import listed, tile
-from dilocox.node.training.pace import Pace
-from dilocox.node.worker_settings import WorkerSettings
-from dilocox.protocol import events, member
+from dilocox.node.training.worker.throttle import Pace
+from dilocox.node.workers import devices as machine
+from dilocox.node.workers.devices import Machine, this_machine
+from dilocox.node.workers.environment import WorkerSettings
+from dilocox.node.workers.placement import listed, tile
+from dilocox.protocol import events
+from dilocox.protocol.consensus.head import initial_head
 from dilocox.protocol.errors import ConfigError
-from dilocox.protocol.head import initial_head
-from dilocox.protocol.manifest import Schedule
+from dilocox.protocol.member import member
+from dilocox.protocol.member.node_status import Status, status
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
-from dilocox.protocol.status import Status, status
-from dilocox.views import rows as views
+from dilocox.protocol.run.manifest import Schedule
+from dilocox.views import json_views as views
 from tests.helpers import COORDINATOR, Table, identity, manifest
 
 

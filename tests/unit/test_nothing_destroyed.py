@@ -9,10 +9,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from dilocox.cli.main import app
-from dilocox.node.testnet import MARKER, MEMBER, Testnet, member_names
 from dilocox.protocol.errors import ConfigError, LocalError
-from dilocox.transport.data_directory import DataDirectory
-from dilocox.views.faults import code_of
+from dilocox.testnet.swarm import MARKER, MEMBER, Testnet, member_names
+from dilocox.transport.store.data_directory import DataDirectory
+from dilocox.views.error_codes import code_of
 
 
 def contents(folder: Path) -> dict[str, bytes]:

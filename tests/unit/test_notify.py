@@ -14,12 +14,13 @@ from dilocox.protocol import events
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.events import NOTABLE
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.transport import notify, watch
-from dilocox.transport.event_log import EVENTS, EventLog
-from dilocox.transport.notify import Command, Notifier, Webhook, parse_notice
-from dilocox.transport.tasks import Tasks
-from dilocox.transport.watch import Lasting
-from dilocox.views.door import Door
+from dilocox.transport.notify import notify
+from dilocox.transport.notify.notify import Command, Notifier, Webhook, parse_notice
+from dilocox.transport.process import monitors
+from dilocox.transport.process.monitors import Lasting
+from dilocox.transport.process.tasks import Tasks
+from dilocox.transport.store.event_log import EVENTS, EventLog
+from dilocox.views.api_listener import Door
 from tests.helpers import Family, until
 
 ABOUT = {"name": "attic", "run": "test", "peer": "12D3", "role": "node"}
@@ -207,7 +208,7 @@ async def test_a_disk_that_fills_and_a_coordinator_that_is_away_are_told(tmp_pat
         return now[0]
 
     monkeypatch.setattr("shutil.disk_usage", lambda folder: type("Disk", (), {"free": free[0], "total": 1000}))
-    watching = asyncio.create_task(watch.watch(tmp_path, told.append, lambda: connected[0], clock, pause=0.001))
+    watching = asyncio.create_task(monitors.watch(tmp_path, told.append, lambda: connected[0], clock, pause=0.001))
 
     async def later(seconds: float) -> None:
         """And looked at since: what was due is told."""

@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from dilocox.node.offering import keep_offering
-from dilocox.protocol.messages import Statement
+from dilocox.node.exchange.resubmit import keep_offering
+from dilocox.protocol.wire.messages import Statement
 from tests.helpers import Table, manifest, until
 
 NEVER = 3600.0

@@ -8,27 +8,27 @@ from typing import Any
 
 import pytest
 
-from dilocox.coordinator.desk import Desk
-from dilocox.coordinator.office import Office, take_office, win_office, write_down_store
+from dilocox.coordinator.frontend import Desk
+from dilocox.coordinator.kv_store import StoreError
+from dilocox.coordinator.leadership import Office, take_office, win_office, write_down_store
 from dilocox.coordinator.service import Contacts, CoordinatorService
 from dilocox.coordinator.shared_log import COMMITS_KEPT, LEASE_SECONDS, DeposedError
-from dilocox.coordinator.store import StoreError
 from dilocox.node.attest.verify import appraise
-from dilocox.node.coordinator_link import CoordinatorLink
+from dilocox.node.exchange.coordinator_client import CoordinatorLink
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.ids import JoinLink, Way
-from dilocox.protocol.messages import open_envelope
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
-from dilocox.transport import tls
-from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.data_directory import DataDirectory
-from dilocox.transport.network import Listen, Network, choose_port, open_network
-from dilocox.transport.presence import Directory, is_overtaken, life_of
-from dilocox.transport.rpc import ChannelPool, record_of
-from dilocox.transport.tasks import Tasks
+from dilocox.protocol.wire.messages import open_envelope
+from dilocox.transport.net import tls
+from dilocox.transport.net.network import Listen, Network, choose_port, open_network
+from dilocox.transport.net.peer_directory import Directory, is_overtaken, life_of
+from dilocox.transport.net.rpc import ChannelPool, record_of
+from dilocox.transport.process.tasks import Tasks
+from dilocox.transport.store.chain_file import ChainFile
+from dilocox.transport.store.data_directory import DataDirectory
 from tests.fake_store import FakeStore
 from tests.helpers import COORDINATOR, Table, identity, manifest, until
 

@@ -13,9 +13,9 @@ from typer.testing import CliRunner, Result
 
 from dilocox.cli import common
 from dilocox.cli.main import app
-from dilocox.transport.data_directory import DataDirectory, format_identity
-from dilocox.views import fields
-from dilocox.views.fields import fields_of
+from dilocox.transport.store.data_directory import DataDirectory, format_identity
+from dilocox.views import json_schema
+from dilocox.views.json_schema import fields_of
 from tests.helpers import identity
 from tests.unit.test_explain import Run
 
@@ -46,7 +46,7 @@ def test_a_status_says_how_far_it_came(tmp_path: Path):
     assert re.search(r"^well +no: no daemon runs here$", told.stdout, re.MULTILINE)
     assert f"reading {home}" in told.stderr
     document = json.loads(said("status", "--json", "--home", home).stdout)
-    assert fields_of(document) == {*fields.STOPPED}
+    assert fields_of(document) == {*json_schema.STOPPED}
     assert (document["peer"], document["round"], document["trained"]) == (identity(1).peer, 5, 4)
     assert said("status", "--check", "--home", home).exit_code == 3
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from dilocox.node.own import BLOCK, OwnStatements
-from dilocox.protocol.messages import Statement, seal
+from dilocox.node.state.signed_statements import BLOCK, OwnStatements
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.transport.chain_file import open_database
+from dilocox.protocol.wire.messages import Statement, seal
+from dilocox.transport.store.chain_file import open_database
 from tests.helpers import digest, identity
 from tests.peers import PATIENCE_SECONDS
 
@@ -72,7 +72,7 @@ class Disk:
 def on_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[OwnStatements, Disk]:
     disk = Disk(open_database(path))
     with monkeypatch.context() as patched:
-        patched.setattr("dilocox.node.own.open_database", lambda path: disk)
+        patched.setattr("dilocox.node.state.signed_statements.open_database", lambda path: disk)
         return OwnStatements(path, RUN_ID), disk
 
 
@@ -140,7 +140,7 @@ def test_a_disk_that_reserves_no_more_is_heard_of(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize("damage", ["garbage", "lost"])
 def test_a_damaged_file_is_set_aside_and_the_sequence_goes_on(tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "own.db"
-    monkeypatch.setattr("dilocox.node.own.time.time", lambda: 1_700_000_000.0)
+    monkeypatch.setattr("dilocox.node.state.signed_statements.time.time", lambda: 1_700_000_000.0)
     own = OwnStatements(path, RUN_ID)
     own.keep(claim(1))
     last = max(own.next_sequence() for _ in range(BLOCK // 2))
@@ -151,7 +151,7 @@ def test_a_damaged_file_is_set_aside_and_the_sequence_goes_on(tmp_path: Path, da
         path.unlink()
     else:
         path.write_bytes(b"garbage" * 100)
-    monkeypatch.setattr("dilocox.node.own.time.time", lambda: 1_700_000_001.0)
+    monkeypatch.setattr("dilocox.node.state.signed_statements.time.time", lambda: 1_700_000_001.0)
     healed = OwnStatements(path, RUN_ID)
     assert list(healed.all()) == []
     assert healed.next_sequence() > last

@@ -13,18 +13,18 @@ from prometheus_client import CollectorRegistry
 
 from dilocox.protocol import events
 from dilocox.protocol.pb import services_pb2 as services
-from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.event_log import EventLog
-from dilocox.transport.rates import Rates
-from dilocox.transport.tasks import Tasks
-from dilocox.transport.traffic import Traffic
+from dilocox.transport.limits.rate_limits import Rates
+from dilocox.transport.limits.traffic import Traffic
+from dilocox.transport.process.tasks import Tasks
+from dilocox.transport.store.chain_file import ChainFile
+from dilocox.transport.store.event_log import EventLog
+from dilocox.views import json_views as views
 from dilocox.views import page as pages
-from dilocox.views import rows as views
-from dilocox.views.answers import answers
-from dilocox.views.asking import Flag, takes
-from dilocox.views.door import Door
+from dilocox.views.api_listener import Door
+from dilocox.views.health import answers
 from dilocox.views.http import add_run_routes, create_app
 from dilocox.views.openapi import SAYS
+from dilocox.views.query_params import Flag, takes
 from tests.browser import browser
 from tests.helpers import Table, identity, manifest
 

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from dilocox.node.outer import passage
-from dilocox.node.outer.passage import HOST, Here, Passage, Through, passage_of
+from dilocox.node.outer import state_device
 from dilocox.node.outer.state import StageState, rebase, start_phase
-from dilocox.node.worker_settings import OuterState
-from dilocox.protocol.manifest import Manifest
+from dilocox.node.outer.state_device import HOST, Here, Passage, Through, passage_of
+from dilocox.node.workers.environment import OuterState
+from dilocox.protocol.run.manifest import Manifest
 from tests.helpers import manifest
 from tests.property.test_codec import CODECS
 
@@ -21,7 +21,7 @@ def random(*shape: int, seed: int) -> torch.Tensor:
 @pytest.fixture(params=[64, 1000, 1 << 22])
 def through(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Through:
     """With slots of so many elements: of a tensor there are many stretches, or one."""
-    monkeypatch.setattr(passage, "SLOT", request.param)
+    monkeypatch.setattr(state_device, "SLOT", request.param)
     return Through(CPU)
 
 
@@ -77,7 +77,7 @@ def test_the_device_holds_two_slots_however_many_stretches_there_are(monkeypatch
         held.append(size)
         return empty(size, device=device)
 
-    monkeypatch.setattr(passage, "SLOT", 10)
+    monkeypatch.setattr(state_device, "SLOT", 10)
     monkeypatch.setattr(torch, "empty", counted)
     where, copies = Through(CPU), [torch.zeros(95), torch.zeros(95)]
     stops = [stretch.stop for stretch in where.each(copies[:1], where.spans(95), copies[1:])]

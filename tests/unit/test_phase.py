@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dilocox.protocol import phase
+from dilocox.protocol.consensus.data_leases import Lease, Ledger
+from dilocox.protocol.consensus.head import Cluster, Head, HostRange, initial_head
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import LocalError
-from dilocox.protocol.head import Cluster, Head, HostRange, initial_head
-from dilocox.protocol.ledger import Lease, Ledger
-from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.phase import Apply, Encode, End, Flags, PhaseState, Stop, Train, Turn, Wait
+from dilocox.protocol.member import phase
+from dilocox.protocol.member.phase import Apply, Encode, End, Flags, PhaseState, Stop, Train, Turn, Wait
+from dilocox.protocol.run.manifest import Manifest
 from tests.helpers import manifest
 
 ME = "me"

@@ -14,16 +14,25 @@ import pytest
 import torch
 
 from bench.study.design import ARMS, CODECS, INNERS, OVERLAPS, REFERENCES, Arm
-from dilocox.cli.init import preset_names, render_preset
-from dilocox.node import advice, memory, plan
-from dilocox.node.clock import HEADERS, Line, Method, Site, Step, estimate, layouts_of, payload_bytes
-from dilocox.node.disk import written
+from dilocox.cli.run.init import preset_names, render_preset
 from dilocox.node.outer.state import StageState
-from dilocox.node.plan import PAPER, PUBLISHED
-from dilocox.node.training.trainer import Trainer
+from dilocox.node.planning import advice, memory_model, plan
+from dilocox.node.planning.disk_model import written
+from dilocox.node.planning.plan import PAPER, PUBLISHED
+from dilocox.node.planning.time_model import (
+    HEADERS,
+    Line,
+    Method,
+    Site,
+    Step,
+    estimate,
+    layouts_of,
+    payload_bytes,
+)
+from dilocox.node.training.model.trainer import Trainer
 from dilocox.protocol.errors import ConfigError
-from dilocox.protocol.manifest import Compression, Manifest
-from dilocox.protocol.tensors import parameter_count, stage_tensors
+from dilocox.protocol.run.manifest import Compression, Manifest
+from dilocox.protocol.run.tensors import parameter_count, stage_tensors
 from tests.helpers import manifest
 
 FOLDER = Path(__file__).parents[2] / "docs" / "results"
@@ -474,13 +483,13 @@ def test_planned_memory_is_what_a_trainer_holds(optimizer: str, process_group: N
             moments = [tensor for name, tensor in trainer.optimizer.tensors(parameter).items() if name != "step"]
             held += sum(tensor.nbytes for tensor in (parameter, parameter.grad, *moments) if tensor is not None)
     stages = range(run.model.stages)
-    assert held == memory.stage_bytes(run, stages, half=False).total
+    assert held == memory_model.stage_bytes(run, stages, half=False).total
     outer = [tensor for state in trainer.states for tensor in (state.committed, state.feedback, state.anchor)]
     copies = [
         tensor for kinds in trainer.copy_inner().values() for name, tensor in kinds.items() if not name.startswith("step|")
     ]
     beside = sum(tensor.nbytes for tensor in (*outer, *copies))
-    assert beside == memory.host_bytes(run, stages) == plan.inside(run, [1]).host_bytes
+    assert beside == memory_model.host_bytes(run, stages) == plan.inside(run, [1]).host_bytes
 
 
 @pytest.mark.parametrize("preset", preset_names())

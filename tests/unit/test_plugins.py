@@ -10,23 +10,23 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from dilocox.cli import commands
 from dilocox.cli import main as cli
-from dilocox.cli import verbs
-from dilocox.cli.init import render_preset
-from dilocox.coordinator.store import STORES, parse_place
+from dilocox.cli.run.init import render_preset
+from dilocox.coordinator.kv_store import STORES, parse_place
 from dilocox.node.attest.verify import verify_evidence
-from dilocox.node.check import Here, of_machine
 from dilocox.node.daemon import prover_for
-from dilocox.node.shards import CHECKS, find_restorer, find_shards
-from dilocox.protocol.attestation import Code, Evidence
-from dilocox.protocol.chain import NamedBy
+from dilocox.node.exchange.shards import CHECKS, find_restorer, find_shards
+from dilocox.node.preflight.machine import Here, of_machine
+from dilocox.protocol.consensus.chain import NamedBy
 from dilocox.protocol.errors import ConfigError, RemoteError
-from dilocox.protocol.findings import Level
 from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.run.run_lint import Level
+from dilocox.protocol.wire.attestation import Code, Evidence
 from dilocox.transport.archive.storage import SCHEMES, FolderStorage, open_storage
-from dilocox.transport.blobs import BlobStore
-from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.data_directory import DataDirectory
+from dilocox.transport.store.blobs import BlobStore
+from dilocox.transport.store.chain_file import ChainFile
+from dilocox.transport.store.data_directory import DataDirectory
 from tests.conftest import Installed
 from tests.fake_shards import FakeShards
 from tests.helpers import dilocox, manifest, rejected
@@ -43,13 +43,13 @@ def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *w
 def test_help_without_plugins_lists_the_core_alone(installed: Installed):
     shown = CliRunner().invoke(cli.app, ["--help"]).output
     assert "Plugins" not in shown
-    assert set(get_command(cli.app).commands) == set(verbs.VERBS)  # type: ignore[attr-defined]
+    assert set(get_command(cli.app).commands) == set(commands.VERBS)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", ["status", "data-build", "node-", "Upper"])
 def test_plugin_whose_name_could_be_taken_for_a_core_command_is_not_found(installed: Installed, name: str):
-    installed.add("other", f"[{verbs.PLUGINS}]\n{name} = nowhere:app\n")
-    assert not verbs.plugins()
+    installed.add("other", f"[{commands.PLUGINS}]\n{name} = nowhere:app\n")
+    assert not commands.plugins()
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_broken_plugin_harms_no_core_command(
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
 ):
-    installed.add("broken", f"[{verbs.PLUGINS}]\n{entry_points}\n", summary)
+    installed.add("broken", f"[{commands.PLUGINS}]\n{entry_points}\n", summary)
     assert CliRunner().invoke(cli.app, ["--help"]).exit_code == 0
     monkeypatch.setenv("DILOCOX_NODE__THREADS", "2")
     monkeypatch.setenv("DILOCOX_BROKEN__OPTION", "2")
@@ -80,7 +80,7 @@ def test_broken_plugin_harms_no_core_command(
 def test_plugin_that_cannot_be_loaded_is_a_sentence(
     installed: Installed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    installed.add("other", f"[{verbs.PLUGINS}]\nbroken = no_such_module:app\n")
+    installed.add("other", f"[{commands.PLUGINS}]\nbroken = no_such_module:app\n")
     code, error = said(monkeypatch, capsys, "broken")
     assert (code, "the plugin other cannot be loaded" in error) == (2, True), error
 

@@ -13,26 +13,26 @@ import pytest
 import torch
 
 from bench.poison.design import Unbounded
+from dilocox.cli.dev.verify import replay_round
 from dilocox.cli.progress import working
-from dilocox.cli.verify import replay_round
-from dilocox.node.apply_builder import takes_of
-from dilocox.node.downloader import Downloader
+from dilocox.node.exchange.apply_builder import takes_of
+from dilocox.node.exchange.downloader import Downloader
 from dilocox.node.outer.state import EncodedStage, StageState
-from dilocox.node.starts import state_blob
-from dilocox.node.training.commits import read_commit
-from dilocox.protocol import chain
-from dilocox.protocol.data_root import work_root
+from dilocox.node.state.resume_points import state_blob
+from dilocox.node.training.worker.commit_applier import read_commit
+from dilocox.protocol.consensus import chain
+from dilocox.protocol.consensus.head import initial_head
 from dilocox.protocol.errors import RemoteError
-from dilocox.protocol.head import initial_head
-from dilocox.protocol.leaves import check_bounds, check_leaves, check_payload
-from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.messages import canonical
 from dilocox.protocol.norms import LARGEST, matches, norm_code, norm_of
-from dilocox.protocol.payload import owner_of
+from dilocox.protocol.payload.data_root import work_root
+from dilocox.protocol.payload.payload import owner_of
+from dilocox.protocol.payload.payload_index import check_bounds, check_leaves, check_payload
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.transport.blobs import BlobStore, digest_of
-from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.rpc import ChannelPool
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.protocol.wire.messages import canonical
+from dilocox.transport.net.rpc import ChannelPool
+from dilocox.transport.store.blobs import BlobStore, digest_of
+from dilocox.transport.store.chain_file import ChainFile
 from tests.exchanges import Nobody, exchange_of
 from tests.fake_shards import FakeShards
 from tests.helpers import COORDINATOR, Table, identity, manifest

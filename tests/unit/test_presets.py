@@ -7,16 +7,16 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from dilocox.cli.init import averaging, preset_names, render_preset
 from dilocox.cli.main import app
-from dilocox.node.disk import held_bytes
-from dilocox.node.memory import stage_bytes
-from dilocox.node.plan import MADE_FOR
-from dilocox.node.training.model import build_chain
-from dilocox.node.training.trainer import Trainer
-from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.scoring import SAMPLES
-from dilocox.protocol.tensors import parameter_count, state_bytes
+from dilocox.cli.run.init import averaging, preset_names, render_preset
+from dilocox.node.planning.disk_model import held_bytes
+from dilocox.node.planning.memory_model import stage_bytes
+from dilocox.node.planning.plan import MADE_FOR
+from dilocox.node.training.model.model import build_chain
+from dilocox.node.training.model.trainer import Trainer
+from dilocox.protocol.checks.score_rules import SAMPLES
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.protocol.run.tensors import parameter_count, state_bytes
 from tests.corpora import corpus_of, words
 
 META = torch.device("meta")

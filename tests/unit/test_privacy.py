@@ -12,19 +12,20 @@ import torch
 
 from bench.texts import Text
 from dilocox.cli.options import PrivateOptions
-from dilocox.node import generations
-from dilocox.node.attendance import Wish, wish
-from dilocox.node.crew import Crew, Phase
-from dilocox.node.privacy import Account, Budget, Steps, epsilon_of, open_account, steps_left
-from dilocox.node.training.data import load_private
-from dilocox.node.training.mesh import Mesh
-from dilocox.node.training.noisy import Drawn, Noise
-from dilocox.node.training.trainer import Trainer
-from dilocox.protocol import events, member
+from dilocox.node.cluster import supervisor
+from dilocox.node.data.privacy_budget import Account, Budget, Steps, epsilon_of, open_account, steps_left
+from dilocox.node.member.participation import Wish, wish
+from dilocox.node.training.model.data import load_private
+from dilocox.node.training.model.dp_gradients import Drawn, Noise
+from dilocox.node.training.model.mesh import Mesh
+from dilocox.node.training.model.trainer import Trainer
+from dilocox.node.workers.progress import Crew, Phase
+from dilocox.protocol import events
 from dilocox.protocol.errors import ConfigError, LocalError
+from dilocox.protocol.member import member
 from dilocox.protocol.pb import worker_pb2 as worker
-from dilocox.transport.blobs import digest_of
-from dilocox.transport.corpora import last_built
+from dilocox.transport.store.blobs import digest_of
+from dilocox.transport.store.corpus_store import last_built
 from tests.corpora import corpus_of, words
 from tests.helpers import digest, manifest, until
 from tests.unit.test_generations import Node
@@ -360,7 +361,7 @@ def boundary(number: int, steps: int, noise: float) -> worker.Boundary:
 @pytest.mark.parametrize("earlier", [0, 5])
 async def test_what_is_not_within_the_budget_is_told_to_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, earlier: int):
     """`earlier`: a phase of so many steps that an earlier life trained without noise, and ended before it could say so."""
-    monkeypatch.setattr(generations, "GENERATION_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(supervisor, "GENERATION_PAUSE_SECONDS", 0.01)
     own = account(tmp_path)
     own.lay_out(100, 20)
     node = Node(tmp_path, own, [boundary(1, earlier, 0.0)] if earlier else [])

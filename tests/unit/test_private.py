@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 import torch
 
-from dilocox.node.data.check import check_own, must_bring_own
-from dilocox.node.data.tokens import open_encoder, train_tokenizer
-from dilocox.node.training.data import load_dataset, load_private
-from dilocox.node.worker_settings import WorkerSettings
-from dilocox.protocol import phase
-from dilocox.protocol.corpus import Corpus, check_fits, order_of
+from dilocox.node.data.tokenizers import open_encoder, train_tokenizer
+from dilocox.node.data.verify import check_own, must_bring_own
+from dilocox.node.training.model.data import load_dataset, load_private
+from dilocox.node.workers.environment import WorkerSettings
+from dilocox.protocol.consensus.data_leases import Lease, Ledger
+from dilocox.protocol.consensus.head import Cluster, initial_head
 from dilocox.protocol.errors import ConfigError
-from dilocox.protocol.head import Cluster, initial_head
-from dilocox.protocol.ledger import Lease, Ledger
-from dilocox.protocol.manifest import Manifest
-from dilocox.transport.blobs import BlobStore
-from dilocox.transport.corpora import Shelf, corpus_in, last_built
+from dilocox.protocol.member import phase
+from dilocox.protocol.run.corpus import Corpus, check_fits, order_of
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.transport.store.blobs import BlobStore
+from dilocox.transport.store.corpus_store import Shelf, corpus_in, last_built
 from tests.corpora import corpus_of, words
 from tests.helpers import manifest
 

@@ -1,4 +1,4 @@
-"""Processes that we start (transport/processes.py)."""
+"""Processes that we start (transport/process/processes.py)."""
 
 import asyncio
 import subprocess
@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dilocox.node.imported import import_weights
-from dilocox.transport.blobs import BlobStore
-from dilocox.transport.processes import end_process, start_process
+from dilocox.node.data.imported_weights import import_weights
+from dilocox.transport.process.processes import end_process, start_process
+from dilocox.transport.store.blobs import BlobStore
 from tests.helpers import Family, digest, manifest, until
 
 SLEEPS = (sys.executable, "-c", "import time; time.sleep(3600)")
@@ -53,7 +53,7 @@ async def test_a_process_that_is_not_there_cannot_be_started(tmp_path: Path):
 
 async def test_who_is_told_to_end_leaves_nothing_that_takes_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     family = Family(tmp_path)
-    monkeypatch.setattr("dilocox.node.imported.sys.executable", str(family.program))
+    monkeypatch.setattr("dilocox.node.data.imported_weights.sys.executable", str(family.program))
     run = manifest(model={"model_type": "llama", "initial": digest("weights").hex()})
     store = BlobStore(tmp_path / "blobs")
     taking = asyncio.create_task(import_weights(run.model, tmp_path / "manifest.json", tmp_path, store, tmp_path))
@@ -67,7 +67,7 @@ async def test_who_is_told_to_end_leaves_nothing_that_takes_weights(tmp_path: Pa
 FREEZING = """
 import gc, weakref
 import dilocox.coordinator.daemon
-from dilocox.transport.memory import freeze_startup
+from dilocox.transport.process.malloc import freeze_startup
 
 class Ring:
     def __init__(self):

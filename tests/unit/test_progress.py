@@ -9,15 +9,18 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from dilocox.cli import common, data, init, progress, verify
-from dilocox.cli import seed_state as states
+from dilocox.cli import common, progress
+from dilocox.cli.dev import verify
+from dilocox.cli.dev.testnet import waits_for
 from dilocox.cli.main import app
+from dilocox.cli.model import data
 from dilocox.cli.progress import working
-from dilocox.cli.testnet import waits_for
+from dilocox.cli.run import init
+from dilocox.cli.run import seed_state as states
 from dilocox.protocol.ids import JoinLink
-from dilocox.protocol.tensors import trained_count
-from dilocox.transport.chain_file import ChainFile
-from dilocox.views import rows as views
+from dilocox.protocol.run.tensors import trained_count
+from dilocox.transport.store.chain_file import ChainFile
+from dilocox.views import json_views as views
 from tests.helpers import COORDINATOR, Table, manifest
 
 

@@ -10,30 +10,31 @@ from typing import Any
 import pytest
 import torch
 
-from dilocox.node.crew import Progress
-from dilocox.node.downloader import Downloader
-from dilocox.node.member_driver import MemberDriver
+from dilocox.node.context.run_context import RunContext
+from dilocox.node.exchange.downloader import Downloader
+from dilocox.node.member.driver import MemberDriver
+from dilocox.node.member.participant import Participant
 from dilocox.node.outer.state import StageState
-from dilocox.node.own import OwnStatements
-from dilocox.node.participant import Participant
-from dilocox.node.run_context import RunContext
-from dilocox.node.starts import state_blob
-from dilocox.node.training.trainer import Commit, Take
-from dilocox.protocol import limits, member
+from dilocox.node.state.resume_points import state_blob
+from dilocox.node.state.signed_statements import OwnStatements
+from dilocox.node.training.model.trainer import Commit, Take
+from dilocox.node.workers.progress import Progress
+from dilocox.protocol import limits
 from dilocox.protocol.errors import LocalError, RemoteError
-from dilocox.protocol.manifest import open_manifest
-from dilocox.protocol.messages import canonical, parse, seal
+from dilocox.protocol.member import member
 from dilocox.protocol.norms import norm_code
-from dilocox.protocol.payload import owner_of
+from dilocox.protocol.payload.payload import owner_of
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
-from dilocox.transport.blobs import BlobStore
-from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.event_log import EventLog
-from dilocox.transport.presence import Directory
-from dilocox.transport.rpc import ChannelPool
-from dilocox.transport.tasks import Tasks
-from dilocox.transport.traffic import Traffic
+from dilocox.protocol.run.manifest import open_manifest
+from dilocox.protocol.wire.messages import canonical, parse, seal
+from dilocox.transport.limits.traffic import Traffic
+from dilocox.transport.net.peer_directory import Directory
+from dilocox.transport.net.rpc import ChannelPool
+from dilocox.transport.process.tasks import Tasks
+from dilocox.transport.store.blobs import BlobStore
+from dilocox.transport.store.chain_file import ChainFile
+from dilocox.transport.store.event_log import EventLog
 from tests.exchanges import exchange_of
 from tests.helpers import COORDINATOR, Table, digest, identity, manifest
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from dilocox.cli.publish import Held
-from dilocox.protocol.messages import seal
+from dilocox.cli.model.publish import Held
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.transport.blobs import BlobStore
-from dilocox.transport.chain_file import ChainFile
+from dilocox.protocol.wire.messages import seal
+from dilocox.transport.store.blobs import BlobStore
+from dilocox.transport.store.chain_file import ChainFile
 from tests.archived import OWNER, RealTable, real_run
 from tests.helpers import COORDINATOR
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from dilocox.cli.look.status import spell, verdict
 from dilocox.cli.main import app
-from dilocox.cli.show import spell, verdict
-from dilocox.node.reader import Reader
-from dilocox.node.run_data import open_run_data
+from dilocox.node.run_reader import Reader
+from dilocox.node.state.run_data import open_run_data
 from dilocox.protocol.errors import ConfigError, LocalError
 from tests.helpers import Table, manifest
 from tests.peers import meeting
@@ -46,7 +46,7 @@ def test_durations_are_spelt():
 
 
 async def test_a_state_that_nobody_serves_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("dilocox.node.reader.RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("dilocox.node.run_reader.RETRY_SECONDS", 0.0)
     async with meeting(tmp_path, RUN, *[list(Table(RUN).genesis().train(3).commits)] * 2) as (one, _):
         reader = Reader(RUN, one.chain, open_run_data(one.chain, one.exchange.downloader))
         with pytest.raises(LocalError, match="nobody who can be reached serves a state"):

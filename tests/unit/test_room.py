@@ -13,9 +13,9 @@ import pytest
 from aiohttp import web
 
 from dilocox.protocol.errors import LocalError
-from dilocox.transport import room
-from dilocox.transport.room import lack_of_room, probe, while_there_is_room
-from dilocox.views.door import Door
+from dilocox.transport.process import disk_pressure
+from dilocox.transport.process.disk_pressure import lack_of_room, probe, while_there_is_room
+from dilocox.views.api_listener import Door
 from tests.helpers import PATIENCE_SECONDS
 
 
@@ -60,14 +60,14 @@ def test_what_is_lack_of_room_and_what_is_not():
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """What the next looks for room find; then there is room."""
     found: list[bool] = []
-    monkeypatch.setattr(room, "FIRST_LOOK_SECONDS", 0.001)
-    monkeypatch.setattr(room, "PROBE_BYTES", 10)
+    monkeypatch.setattr(disk_pressure, "FIRST_LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(disk_pressure, "PROBE_BYTES", 10)
 
     def look(folder: Path) -> None:
         if found and not found.pop(0):
             raise full()
 
-    monkeypatch.setattr(room, "probe", look)
+    monkeypatch.setattr(disk_pressure, "probe", look)
     return found
 
 
@@ -121,8 +121,8 @@ async def test_who_waits_can_be_stopped(tmp_path: Path, looks: list[bool]):
 
 
 async def test_a_signal_between_waiting_and_living_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(room, "FIRST_LOOK_SECONDS", 0.001)
-    monkeypatch.setattr(room, "probe", lambda folder: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(disk_pressure, "FIRST_LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(disk_pressure, "probe", lambda folder: os.kill(os.getpid(), signal.SIGTERM))
     lives: list[bool] = []
 
     async def life(stopped: asyncio.Event) -> None:

@@ -4,12 +4,13 @@ from collections.abc import Callable
 
 import pytest
 
-from dilocox.protocol import chain, round
-from dilocox.protocol.deadlines import DEADLINE_FLOOR_SECONDS, deadline_seconds
+from dilocox.protocol.consensus import chain
+from dilocox.protocol.consensus.rules import Outcome
 from dilocox.protocol.errors import RemoteError
-from dilocox.protocol.messages import author, seal
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.rules import Outcome
+from dilocox.protocol.rounds import round_machine
+from dilocox.protocol.rounds.deadlines import DEADLINE_FLOOR_SECONDS, deadline_seconds
+from dilocox.protocol.wire.messages import author, seal
 from tests.helpers import COORDINATOR, Table, digest, identity, manifest
 
 
@@ -79,17 +80,17 @@ def test_below_quorum_no_deadline_passes():
     table.submit(table.contribution(0))
     table.wait(50)
     table.absent(1, 2)
-    assert round.next_deadline(table.state) == table.now + 5, "from then on others may take the seats"
+    assert round_machine.next_deadline(table.state) == table.now + 5, "from then on others may take the seats"
     table.wait(10_000)
-    assert round.next_deadline(table.state) is None
+    assert round_machine.next_deadline(table.state) is None
     assert not table.ballots
     assert table.state.stands_still
     table.present(1)
-    assert round.next_deadline(table.state) == table.now + 10  # what was left of the sixty seconds
+    assert round_machine.next_deadline(table.state) == table.now + 10  # what was left of the sixty seconds
     table.wait(6)
     table.absent(1)
     table.present(1)
-    assert round.next_deadline(table.state) == table.now + 5  # at least one grace
+    assert round_machine.next_deadline(table.state) == table.now + 5  # at least one grace
     table.submit(table.contribution(1))
     table.vote([0, 1])
     assert table.counted() == [0, 1]
@@ -100,9 +101,9 @@ def test_who_leaves_so_that_too_few_stay_stops_the_clocks_and_the_work_of_the_ot
     table = Table(manifest(rounds={"deadline_seconds": 60})).genesis()
     table.submit(table.contribution(0))
     table.submit(table.leave(1))
-    assert round.next_deadline(table.state) is not None, "two of three stay"
+    assert round_machine.next_deadline(table.state) is not None, "two of three stay"
     table.submit(table.leave(2))
-    assert round.next_deadline(table.state) is None
+    assert round_machine.next_deadline(table.state) is None
     table.wait(10_000)
     assert not table.ballots
     assert table.state.stands_still
@@ -126,7 +127,7 @@ def test_a_voter_that_restarts_below_quorum_costs_no_round():
     table = two_voting()
     table.absent(1)
     table.wait(10_000)
-    assert (table.head.round, round.phase_of(table.state)) == (1, "voting")
+    assert (table.head.round, round_machine.phase_of(table.state)) == (1, "voting")
     table.present(1)
     table.submit(table.claim(1))
     table.submit(table.receipt(1))
@@ -160,9 +161,9 @@ def test_a_roster_below_quorum_is_enough_to_start_again(healed: bool):
     table.submit(table.leave(1))
     table.submit(table.receipt(0))
     assert (table.counted(), table.roster()) == ([0, 1], [0])
-    table.feed(round.Resumed(healed=healed))
+    table.feed(round_machine.Resumed(healed=healed))
     table.submit(table.claim(1))
-    assert round.phase_of(table.state) == "starting"
+    assert round_machine.phase_of(table.state) == "starting"
     table.present(0, 1)
     assert table.roster() == [0, 1]
     table.contribute([0, 1]).vote([0, 1])
@@ -204,7 +205,7 @@ def test_with_nobody_heard_nothing_ever_closes_and_waiting_starts_afresh():
     table.wait(1e9)
     assert table.head.round == 1
     table.present(0, 1, 2)
-    assert round.next_deadline(table.state) == table.now + 60
+    assert round_machine.next_deadline(table.state) == table.now + 60
     table.contribute([1, 2]).vote()
     assert table.counted() == [0, 1, 2]
     assert not table.commits[-1].body.collect_ms  # it teaches no later deadline
@@ -467,7 +468,7 @@ def test_one_false_report_stands_against_its_author_alone():
     for number in range(3):
         table.submit(table.report(number))
     table.submit(table.report(3, state=digest("rotten bit")))
-    assert table.effects[-1] == round.Differ(2, (identity(3).peer,))
+    assert table.effects[-1] == round_machine.Differ(2, (identity(3).peer,))
     assert table.submit(table.claim(5)).outcome is Outcome.ACCEPT
     table.submit(table.report(3, replayed=True))
     table.train(1, range(4))
@@ -484,7 +485,7 @@ def test_while_no_two_thirds_agree_everybody_replays():
     table = Table(manifest()).genesis(range(2)).genesis(range(2, 3)).train(1)
     table.submit(table.report(0))
     table.submit(table.report(1, state=digest("rotten bit")))
-    assert table.effects[-1] == round.Differ(2, tuple(sorted(identity(n).peer for n in range(2))))
+    assert table.effects[-1] == round_machine.Differ(2, tuple(sorted(identity(n).peer for n in range(2))))
 
 
 def test_the_coordinator_s_absence_makes_nobody_late():
@@ -492,7 +493,7 @@ def test_the_coordinator_s_absence_makes_nobody_late():
     table.contribute([0])
     table.absent(1)
     table.now += 1000
-    table.feed(round.Resumed())
+    table.feed(round_machine.Resumed())
     assert not table.ballots
     table.present(0, 1, 2)
     table.contribute([1, 2]).vote()
@@ -501,7 +502,7 @@ def test_the_coordinator_s_absence_makes_nobody_late():
 
 def restarted(table: Table, *present: int) -> Table:
     table.wait(100)
-    table.feed(round.Resumed())
+    table.feed(round_machine.Resumed())
     table.present(*present)
     return table
 
@@ -524,7 +525,7 @@ def test_who_is_not_back_yet_is_waited_for_while_voting(back: Callable[..., Tabl
     table.vote([1])
     table.wait(GRACE - 0.1)
     assert table.head.round == 1
-    assert round.next_deadline(table.state) == pytest.approx(table.now + 0.1)
+    assert round_machine.next_deadline(table.state) == pytest.approx(table.now + 0.1)
     table.submit(table.receipt(2))
     assert table.counted() == [0, 1, 2]
     table.verify()
@@ -536,7 +537,7 @@ def test_who_is_not_back_yet_is_waited_for_while_collecting(back: Callable[..., 
     table.contribute([1])
     table.wait(GRACE - 0.1)
     assert not table.ballots
-    assert round.next_deadline(table.state) == pytest.approx(table.now + 0.1)
+    assert round_machine.next_deadline(table.state) == pytest.approx(table.now + 0.1)
     table.submit(table.contribution(2))
     table.vote()
     assert table.counted() == [0, 1, 2]
@@ -592,7 +593,9 @@ def test_who_has_voted_before_is_not_waited_for_but_with_the_round_that_follows(
     assert table.counted() == [0, 1, 2]
     table.contribute([0, 1])
     assert not table.ballots[1:]
-    assert round.next_deadline(table.state) == table.now + DEADLINE_FLOOR_SECONDS, "a deadline holds for who comes back too"
+    assert round_machine.next_deadline(table.state) == table.now + DEADLINE_FLOOR_SECONDS, (
+        "a deadline holds for who comes back too"
+    )
     table.wait(2)
     table.present(2)
     assert table.state.clock.returning_until is None
@@ -609,7 +612,7 @@ def test_who_does_not_come_back_costs_the_round_that_follows_the_rest_of_the_gra
     table.vote([1])
     assert table.head.round == 2
     table.contribute([0, 1])
-    assert round.next_deadline(table.state) == table.now + 1
+    assert round_machine.next_deadline(table.state) == table.now + 1
     table.wait(1)
     table.vote([0, 1])
     assert table.counted() == [0, 1]
@@ -631,7 +634,7 @@ def test_a_seat_of_who_may_come_back_is_not_taken_over_as_another_leaves():
 def test_refusals_are_bounded():
     table = Table(manifest()).genesis()
     for number in range(500):
-        table.feed(round.Refused(f"peer {number}", pb.REASON_BAD_SIGNATURE, "no"))
+        table.feed(round_machine.Refused(f"peer {number}", pb.REASON_BAD_SIGNATURE, "no"))
     assert len(table.state.gathered.refusals) == 64
 
 

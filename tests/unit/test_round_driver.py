@@ -5,12 +5,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from dilocox.coordinator.driver import RoundDriver
-from dilocox.coordinator.log import Committed, Entry, LogItem
+from dilocox.coordinator.round_log import Committed, Entry, LogItem
 from dilocox.protocol.events import Event
-from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.round import Differ, Moment, Received, Tick
-from dilocox.transport.chain_file import ChainFile
+from dilocox.protocol.rounds.round_machine import Differ, Moment, Received, Tick
+from dilocox.protocol.wire.messages import Statement
+from dilocox.transport.store.chain_file import ChainFile
 from tests.helpers import COORDINATOR, Table, manifest
 
 RUN = manifest()

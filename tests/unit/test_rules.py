@@ -2,11 +2,13 @@
 
 import pytest
 
-from dilocox.protocol import chain, norms, round, rules
-from dilocox.protocol.head import advance
-from dilocox.protocol.messages import Statement
+from dilocox.protocol import norms
+from dilocox.protocol.consensus import chain, rules
+from dilocox.protocol.consensus.head import advance
+from dilocox.protocol.consensus.rules import Outcome
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.rules import Outcome
+from dilocox.protocol.rounds import round_machine
+from dilocox.protocol.wire.messages import Statement
 from tests.helpers import SETTLEMENT, Table, digest, identity, manifest
 
 
@@ -166,7 +168,7 @@ def test_one_liar_that_reports_first_costs_a_name_for_each_report():
     named = []
     for number in range(1, 12):
         table.submit(table.report(number))
-        named += [len(e.clusters) for e in table.effects if isinstance(e, round.Differ)]
+        named += [len(e.clusters) for e in table.effects if isinstance(e, round_machine.Differ)]
     assert named[0] == 2
     assert set(named[1:]) == {1}
     assert len(named) <= 8

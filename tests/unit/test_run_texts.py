@@ -5,8 +5,8 @@ import pytest
 import bench.chaos.__main__ as chaos
 from bench import boundary, codec, restart, strangers
 from bench.texts import stdlib
-from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.tensors import stage_tensors
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.protocol.run.tensors import stage_tensors
 from tests.helpers import identity
 
 

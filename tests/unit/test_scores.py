@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from dilocox.node.outer.state import StageState
-from dilocox.node.training.data import Dataset, load_dataset
-from dilocox.node.training.scores import TILE, Candidate, Scores, Sketch, make_candidate, measure
-from dilocox.node.training.trainer import Trainer
-from dilocox.protocol import scoring
-from dilocox.protocol.bias import SKETCH
-from dilocox.protocol.manifest import Manifest
+from dilocox.node.training.model.data import Dataset, load_dataset
+from dilocox.node.training.model.trainer import Trainer
+from dilocox.node.training.worker.scores import TILE, Candidate, Scores, Sketch, make_candidate, measure
+from dilocox.protocol.checks import score_rules
+from dilocox.protocol.checks.bias_rules import SKETCH
 from dilocox.protocol.pb import worker_pb2 as pb
-from dilocox.transport.blobs import BlobStore
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.transport.store.blobs import BlobStore
 from tests.corpora import corpus_of, words
 from tests.helpers import digest, manifest
 
@@ -103,7 +103,7 @@ def test_an_honest_contribution_helps_and_one_with_its_signs_turned_harms(world:
     assert turned.gain < -0.01
     assert honest.cosine > 0.1
     assert turned.cosine == pytest.approx(-honest.cosine, abs=0.05)
-    assert scoring.harmful(world.run, {"honest": honest, "turned": turned}, {"honest": 1, "turned": 1}) == {"turned"}
+    assert score_rules.harmful(world.run, {"honest": honest, "turned": turned}, {"honest": 1, "turned": 1}) == {"turned"}
 
 
 def test_a_contribution_points_where_itself_does(world: World):

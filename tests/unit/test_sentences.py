@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dilocox.protocol import limits, rules
+from dilocox.protocol import limits
+from dilocox.protocol.consensus import rules
+from dilocox.protocol.consensus.head import Cluster, HostRange
+from dilocox.protocol.consensus.pool import Gathered
+from dilocox.protocol.consensus.rules import Judgement, Outcome
 from dilocox.protocol.crypto import sha256
-from dilocox.protocol.gathered import Gathered
-from dilocox.protocol.head import Cluster, HostRange
 from dilocox.protocol.ids import short
-from dilocox.protocol.messages import Statement, seal
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.rules import Judgement, Outcome
+from dilocox.protocol.wire.messages import Statement, seal
 from tests.helpers import COORDINATOR, SETTLEMENT, Table, digest, identity, manifest
 
 ACCEPTED = Judgement(Outcome.ACCEPT, pb.REASON_UNSPECIFIED, "")

@@ -8,16 +8,17 @@ from typing import Any
 
 import pytest
 
-from dilocox.coordinator import parts, shared_log
-from dilocox.coordinator.log import Committed, Entry, InputLog, KeptFirst, LogItem
+from dilocox.coordinator import log_chunks, shared_log
+from dilocox.coordinator.kv_store import Found, Item, Put, StoreError
+from dilocox.coordinator.round_log import Committed, Entry, InputLog, KeptFirst, LogItem
 from dilocox.coordinator.shared_log import BehindError, DeposedError, Holder, SharedLog, UnreadableError
-from dilocox.coordinator.store import Found, Item, Put, StoreError
-from dilocox.protocol import limits, round
+from dilocox.protocol import limits
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.pb import log_pb2
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.round import Moment
-from dilocox.transport.chain_file import ChainFile
+from dilocox.protocol.rounds import round_machine
+from dilocox.protocol.rounds.round_machine import Moment
+from dilocox.transport.store.chain_file import ChainFile
 from tests.fake_store import FakeStore
 from tests.helpers import Table, digest, identity, manifest
 
@@ -54,7 +55,7 @@ class Office:
     log: SharedLog
 
     @property
-    def entries(self) -> list[round.Input]:
+    def entries(self) -> list[round_machine.Input]:
         return [entry.event for entry in self.log.replay()]
 
 
@@ -87,7 +88,7 @@ class World:
         self.now += shared_log.LEASE_SECONDS + 1
 
     def entry(self, number: int) -> Entry:
-        return Entry(round.Absent(identity(number).peer), Moment(self.now, int(1000 * self.now)))
+        return Entry(round_machine.Absent(identity(number).peer), Moment(self.now, int(1000 * self.now)))
 
     def commit(self, number: int, chain: ChainFile) -> list[LogItem]:
         commit = self.table.commits[number]
@@ -204,7 +205,7 @@ async def test_a_transaction_that_arrives_late_once_more_changes_nothing(world: 
 
 
 async def test_a_large_batch_goes_in_parts_and_counts_whole_or_not_at_all(world: World, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(parts, "PART_BYTES", 200)
+    monkeypatch.setattr(log_chunks, "PART_BYTES", 200)
     one = await world.leader(1)
     await one.log.write([world.entry(9)])
     whole = [world.entry(number) for number in range(20)]
@@ -231,7 +232,7 @@ async def test_a_large_batch_goes_in_parts_and_counts_whole_or_not_at_all(world:
 
 
 def test_the_largest_commit_fits_what_etcd_takes():
-    assert FakeStore(lambda: 0.0).most_bytes > parts.PART_BYTES + 1024
+    assert FakeStore(lambda: 0.0).most_bytes > log_chunks.PART_BYTES + 1024
 
 
 async def test_what_a_commit_cut_is_deleted_and_nothing_else(world: World):
@@ -450,7 +451,7 @@ async def test_a_log_that_is_mended_is_followed_from_its_beginning(world: World)
     good = world.store.items[key].value
     forged = pb.Envelope.FromString(world.table.commits[1].envelope.SerializeToString())
     forged.signature = bytes(64)
-    (bad,) = parts.in_parts(iter([log_pb2.LogRow(kind="received", envelope=forged.SerializeToString())]))
+    (bad,) = log_chunks.in_parts(iter([log_pb2.LogRow(kind="received", envelope=forged.SerializeToString())]))
     await world.store.apply((), [Put(key, good[:8] + bad)])
     for _ in range(2):
         with pytest.raises(UnreadableError, match="cannot be followed"):
@@ -466,7 +467,7 @@ class KilledError(Exception):
 
 async def test_a_chain_moves_in_whole_or_not_at_all(world: World, monkeypatch: pytest.MonkeyPatch):
     """Wherever its coordinator is killed, and whoever is elected then: the run goes on from its chain, or waits for it."""
-    monkeypatch.setattr(parts, "PART_BYTES", 400)
+    monkeypatch.setattr(log_chunks, "PART_BYTES", 400)
     for last in range(1, 30):
         world.store = FakeStore(lambda: world.now)
         one = await world.office(1, 3)
@@ -502,33 +503,33 @@ async def test_a_chain_moves_in_whole_or_not_at_all(world: World, monkeypatch: p
 
 
 def test_inputs_of_another_machine_are_moved_to_our_clock():
-    def entry(event: round.Input, seconds: float, wall: float) -> Entry:
+    def entry(event: round_machine.Input, seconds: float, wall: float) -> Entry:
         return Entry(event, Moment(seconds, int(1000 * wall)))
 
-    first: Sequence[Entry] = [entry(round.Tick(), 9000.0, 100.0), entry(round.Returning(9007.0), 9005.0, 103.0)]
-    second = [entry(round.Resumed(), 50.0, 110.0), entry(round.Absent("x"), 51.0, 111.0)]
-    moved = parts.on_our_clock([*first, *second], Moment(7.0, 120_000))
+    first: Sequence[Entry] = [entry(round_machine.Tick(), 9000.0, 100.0), entry(round_machine.Returning(9007.0), 9005.0, 103.0)]
+    second = [entry(round_machine.Resumed(), 50.0, 110.0), entry(round_machine.Absent("x"), 51.0, 111.0)]
+    moved = log_chunks.on_our_clock([*first, *second], Moment(7.0, 120_000))
     assert [each.moment.seconds for each in moved] == [-15.0, -10.0, -3.0, -2.0], "five seconds passed for who wrote them"
-    assert moved[1].event == round.Returning(-8.0)
+    assert moved[1].event == round_machine.Returning(-8.0)
     assert [each.moment.wall_ms for each in moved] == [each.moment.wall_ms for each in (*first, *second)]
 
 
 def test_every_input_is_read_as_it_was_written():
     table = Table(RUN).genesis()
     attested = pb.Attestation(peer="p", nonce=digest("n"), kind="k", measurement="m", valid_until_ms=5)
-    events: list[round.Input] = [
-        round.Received(table.contribution(0)),
-        round.Received(table.contribution(1), live=False),
-        round.Refused("p", pb.REASON_RATE, "why"),
-        round.Absent("p"),
-        round.Present("p"),
-        round.Resumed(True),
-        round.Returning(1 / 3),
-        round.Attested(attested),
-        round.Tick(),
+    events: list[round_machine.Input] = [
+        round_machine.Received(table.contribution(0)),
+        round_machine.Received(table.contribution(1), live=False),
+        round_machine.Refused("p", pb.REASON_RATE, "why"),
+        round_machine.Absent("p"),
+        round_machine.Present("p"),
+        round_machine.Resumed(True),
+        round_machine.Returning(1 / 3),
+        round_machine.Attested(attested),
+        round_machine.Tick(),
     ]
-    rows = parts.rows_of([Entry(event, Moment(0.1, 7)) for event in events])
-    batch, (part,) = parts.Batch(), parts.in_parts(rows)
+    rows = log_chunks.rows_of([Entry(event, Moment(0.1, 7)) for event in events])
+    batch, (part,) = log_chunks.Batch(), log_chunks.in_parts(rows)
     found = batch.take(0, part)
     assert found is not None
-    assert [parts.entry_of(row, RUN.run_id) for row in found] == [Entry(event, Moment(0.1, 7)) for event in events]
+    assert [log_chunks.entry_of(row, RUN.run_id) for row in found] == [Entry(event, Moment(0.1, 7)) for event in events]

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from dilocox.node.downloader import FETCHES_AT_ONCE, places_behind
-from dilocox.transport.slots import Slots
+from dilocox.node.exchange.downloader import FETCHES_AT_ONCE, places_behind
+from dilocox.transport.limits.priority_semaphore import Slots
 from tests.helpers import until
 
 

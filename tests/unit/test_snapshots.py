@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dilocox.protocol.errors import ConfigError, LocalError
-from dilocox.transport.snapshots import Snapshots, due
+from dilocox.transport.archive.publishing import Snapshots, due
 from tests.s3_double import S3Double, s3_double
 
 RUN = b"\x01" * 32

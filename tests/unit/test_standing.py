@@ -7,12 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dilocox.protocol import chain, counting, limits, round, rules, standing
-from dilocox.protocol.head import Cluster
-from dilocox.protocol.manifest import Manifest
+from dilocox.protocol import limits
+from dilocox.protocol.consensus import chain, reputation, rules, weighting
+from dilocox.protocol.consensus.head import Cluster
+from dilocox.protocol.consensus.reputation import Record
 from dilocox.protocol.norms import lower_median
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.standing import Record
+from dilocox.protocol.rounds import round_machine
+from dilocox.protocol.run.manifest import Manifest
 from tests.helpers import Table, identity, manifest
 
 ROUNDS = 32
@@ -44,15 +46,15 @@ def after(
 ) -> dict[str, Record]:
     """By a commit that counts these of those who have these records."""
     roster, found = set(records if seated is None else seated), {"lacking": set(lacking)}
-    return standing.after(RUN, records, set(counted), excluded or {}, found, set(lacking), roster, genesis=False)
+    return reputation.after(RUN, records, set(counted), excluded or {}, found, set(lacking), roster, genesis=False)
 
 
 @pytest.mark.parametrize(("policy", "rounds"), [("open", 64), ("allow-list", 0)])
 def test_standing_is_earned_in_open_runs(policy: str, rounds: int):
     run = manifest(admission={"policy": policy, "allow": [name(0)]}, rounds={"start_clusters": 1, "min_clusters": 1})
     assert run.standing.rounds == rounds
-    assert standing.say(run, {"a": Record(17)}, "a") == (17 if rounds else 1)
-    assert standing.say(run, {}, "a") == (4 if rounds else 1)
+    assert reputation.say(run, {"a": Record(17)}, "a") == (17 if rounds else 1)
+    assert reputation.say(run, {}, "a") == (4 if rounds else 1)
 
 
 def test_founders_stand_fully_and_a_newcomer_earns_it():
@@ -167,7 +169,7 @@ def test_those_who_stand_say_what_the_state_is():
 def test_medians_go_by_standing():
     records = {"old": Record(ROUNDS), **{f"new-{number}": Record(FIRST) for number in range(5)}}
     codes = {"old": 100, **{f"new-{number}": 200 for number in range(5)}}
-    median, clips = counting.clip(RUN, codes, records)
+    median, clips = weighting.clip(RUN, codes, records)
     assert median == 100
     assert all(clips[who] == 200 - 100 - 8 for who in codes if who != "old")
 
@@ -181,14 +183,14 @@ def test_a_lower_median_by_weights_is_that_of_so_many_copies(values: list[tuple[
 def test_work_weighs_by_standing_and_the_cap_is_earned():
     run, tokens = run_of(rounds={"weight_cap": 1}), {"a": 1600, "b": 1600, "c": 16000, "d": 16000}
     records = {"a": Record(ROUNDS), "b": Record(FIRST), "c": Record(ROUNDS), "d": Record(ROUNDS, scored=2 * ROUNDS)}
-    assert counting.weights(run, tokens | {"c": 1600}, records) == {"a": 1600, "b": 100, "c": 1600, "d": 4 * 1600}
-    assert counting.weights(run, tokens, {**records, "a": Record(ROUNDS // 2)})["c"] == 16000, "the median is theirs"
-    assert counting.weights(run, {"b": 1, "a": 1600}, records)["b"] == 1, "nobody who counts weighs nothing"
+    assert weighting.weights(run, tokens | {"c": 1600}, records) == {"a": 1600, "b": 100, "c": 1600, "d": 4 * 1600}
+    assert weighting.weights(run, tokens, {**records, "a": Record(ROUNDS // 2)})["c"] == 16000, "the median is theirs"
+    assert weighting.weights(run, {"b": 1, "a": 1600}, records)["b"] == 1, "nobody who counts weighs nothing"
     never = {"a": Record(ROUNDS, 99), "b": Record(ROUNDS, 99), "c": Record(ROUNDS, 99)}
-    assert counting.weights(run, {"a": 1600, "b": 1600, "c": 16000}, never)["c"] == 1600, "nobody measured what it does"
+    assert weighting.weights(run, {"a": 1600, "b": 1600, "c": 16000}, never)["c"] == 1600, "nobody measured what it does"
     half = {**records, "d": Record(ROUNDS // 2, scored=ROUNDS)}
-    assert counting.weights(run, tokens | {"c": 1600}, half)["d"] == int(2.5 * 1600) // 2
-    assert counting.weights(run_of(rounds={"weight_cap": 0}), {"d": 99}, records) == {"d": 99}
+    assert weighting.weights(run, tokens | {"c": 1600}, half)["d"] == int(2.5 * 1600) // 2
+    assert weighting.weights(run_of(rounds={"weight_cap": 0}), {"d": 99}, records) == {"d": 99}
 
 
 def test_seats_are_given_by_standing():
@@ -221,12 +223,12 @@ def test_what_many_identities_pay():
     founders, strangers = [f"founder-{number}" for number in range(8)], list[str]()
     records = {who: Record(run.standing.rounds) for who in founders}
     rounds = 0
-    while standing.total(run, records, strangers) <= standing.total(run, records, founders):
-        whole = standing.total(run, records, records) // run.standing.rounds
+    while reputation.total(run, records, strangers) <= reputation.total(run, records, founders):
+        whole = reputation.total(run, records, records) // run.standing.rounds
         strangers += [
             f"stranger-{rounds}-{seat}" for seat in range(max(run.rounds.min_clusters, whole // chain.NEWCOMER_SHARE))
         ]
-        records = standing.after(run, records, records.keys(), {}, {}, set(), {*founders, *strangers}, genesis=False)
+        records = reputation.after(run, records, records.keys(), {}, {}, set(), {*founders, *strangers}, genesis=False)
         rounds += 1
     assert rounds == 20
 
@@ -269,7 +271,7 @@ def test_nor_by_holding_another_state():
 
 @given(st.dictionaries(st.text(max_size=3), st.integers(1, 99), min_size=1, max_size=6))
 def test_nobody_weighs_more_than_all_others(says: dict[str, int]):
-    capped = standing.capped(says)
+    capped = reputation.capped(says)
     assert all(0 < capped[who] <= says[who] for who in says)
     for who in says if len(says) > 1 else ():
         assert capped[who] <= sum(says.values()) - says[who]
@@ -322,7 +324,7 @@ def test_who_left_with_standing_takes_no_newcomer_s_place():
 @pytest.mark.parametrize("healed", [False, True])
 def test_silent_newcomers_keep_no_coordinator_from_starting_again(healed: bool):
     table = crowd(6)
-    table.feed(round.Resumed(healed=healed))
+    table.feed(round_machine.Resumed(healed=healed))
     table.present(0, 1, 2)
     table.contribute(range(3))
-    assert round.phase_of(table.state) != "starting"
+    assert round_machine.phase_of(table.state) != "starting"

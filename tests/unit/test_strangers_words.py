@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry
 from rich.text import Text
 
 from dilocox.cli import common
-from dilocox.cli.exits import Exit
-from dilocox.views.door import Door
+from dilocox.cli.exit_codes import Exit
+from dilocox.views.api_listener import Door
 from dilocox.views.http import create_app, json_response
 from tests.helpers import no_status
 

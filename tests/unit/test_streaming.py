@@ -10,9 +10,9 @@ from bench.arms import ARMS
 from bench.lab import Lab
 from bench.sections import model_section
 from bench.streaming import Streaming, fragment_of, turns
-from dilocox.node.clock import Line, Method, Site, Step, exchange_seconds
-from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.tensors import parameter_count, stage_tensors
+from dilocox.node.planning.time_model import Line, Method, Site, Step, exchange_seconds
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.protocol.run.tensors import parameter_count, stage_tensors
 
 H = 4
 

@@ -13,8 +13,8 @@ from bench.study.report import DENSE, DENSE_LONG, SPARSE, default, missed
 from bench.study.search import EDGE, MOST_EDGES, Budget, beyond, next_parts, next_trials, tuned
 from bench.study.trial import Found
 from bench.texts import stdlib
-from dilocox.node.plan import PAPER_RATIO
-from dilocox.protocol.tensors import parameter_count
+from dilocox.node.planning.plan import PAPER_RATIO
+from dilocox.protocol.run.tensors import parameter_count
 
 MUON = REFERENCES["muon"]
 OURS = "muon | int2 | rebase"

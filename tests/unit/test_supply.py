@@ -10,17 +10,17 @@ import pytest
 
 from dilocox.node.data import build as builder
 from dilocox.node.data import supply
-from dilocox.node.data.check import check_corpus
 from dilocox.node.data.supply import Supply
-from dilocox.node.downloader import FetchStatistics
+from dilocox.node.data.verify import check_corpus
+from dilocox.node.exchange.downloader import FetchStatistics
 from dilocox.protocol import limits
-from dilocox.protocol.corpus import Corpus, order_of, samples_in
 from dilocox.protocol.errors import ConfigError, RemoteError
-from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.member.node_status import Status
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.status import Status
-from dilocox.transport.blobs import BlobStore
-from dilocox.transport.corpora import corpus_in
+from dilocox.protocol.run.corpus import Corpus, order_of, samples_in
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.transport.store.blobs import BlobStore
+from dilocox.transport.store.corpus_store import corpus_in
 from tests.corpora import corpus_of, words
 from tests.helpers import PATIENCE_SECONDS, manifest, until
 

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from dilocox.protocol import rules, scoring
-from dilocox.protocol.counting import clip
-from dilocox.protocol.messages import Statement
+from dilocox.protocol.checks import score_rules
+from dilocox.protocol.consensus import rules
+from dilocox.protocol.consensus.tally import Tally, tally
+from dilocox.protocol.consensus.weighting import clip
 from dilocox.protocol.norms import norm_code
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.protocol.tally import Tally, tally
+from dilocox.protocol.wire.messages import Statement
 from tests.helpers import Table, digest, identity, manifest
 
 
@@ -74,7 +75,7 @@ def test_what_harms_is_said_by_those_who_were_drawn_to_score_it(theirs: bool):
     table = opened(9, voters=2).contribute(range(9))
     assert table.state.gathered.ballot is not None
     listed = dict.fromkeys(table.state.gathered.listed(), 64)
-    committees = {n: scoring.committee(table.run, table.state.gathered.ballot, name(n), listed) for n in range(9)}
+    committees = {n: score_rules.committee(table.run, table.state.gathered.ballot, name(n), listed) for n in range(9)}
     author = next(number for number, drawn in committees.items() if len(drawn) == 2)
     others = [number for number in range(9) if number != author]
     against = [number for number in others if (name(number) in committees[author]) == theirs][:2]

@@ -8,19 +8,20 @@ from typing import Any
 
 import pytest
 
-from dilocox.coordinator.log import Entry, InputLog
-from dilocox.node.forks import check_forks, follow_owner, proof_of_fork
-from dilocox.protocol import chain, round, terms
+from dilocox.coordinator.round_log import Entry, InputLog
+from dilocox.node.exchange.forks import check_forks, follow_owner, proof_of_fork
+from dilocox.protocol.consensus import chain, terms
+from dilocox.protocol.consensus.head import Head, initial_head
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
-from dilocox.protocol.head import Head, initial_head
-from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.messages import Statement, seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
-from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.data_directory import format_identity
-from dilocox.transport.handover import read_handover, take_over
+from dilocox.protocol.rounds import round_machine as round
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.protocol.wire.messages import Statement, seal
+from dilocox.transport.store.appointment_bundle import read_handover, take_over
+from dilocox.transport.store.chain_file import ChainFile
+from dilocox.transport.store.data_directory import format_identity
 from tests.helpers import COORDINATOR, Table, digest, dilocox, identity, manifest
 from tests.peers import meeting
 

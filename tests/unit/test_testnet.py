@@ -8,11 +8,11 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
-from dilocox.cli import testnet as verbs
+from dilocox.cli.dev import testnet as verbs
+from dilocox.cli.dev.testnet import StatesTold, Watcher
 from dilocox.cli.progress import working
-from dilocox.cli.testnet import StatesTold, Watcher
-from dilocox.node.testnet import Testnet
 from dilocox.protocol.errors import LocalError
+from dilocox.testnet.swarm import Testnet
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,7 @@
 
 import torch
 
-from dilocox.node.training.trainer import Trainer
+from dilocox.node.training.model.trainer import Trainer
 from tests.helpers import manifest
 
 TOKENS = torch.arange(4 * 16).view(4, 16)

@@ -17,23 +17,23 @@ import pytest
 
 from dilocox.protocol import limits
 from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
-from dilocox.protocol.messages import seal
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
-from dilocox.transport import dht_child, tls
-from dilocox.transport import rpc as transport_rpc
-from dilocox.transport.blobs import BlobStore, PartialBlob, blob_digest, digest_of
-from dilocox.transport.callers import Callers
-from dilocox.transport.data_directory import DataDirectory, load_identity
-from dilocox.transport.dht import Dht, DhtSettings
-from dilocox.transport.files import write_atomically
-from dilocox.transport.health import running_daemon
-from dilocox.transport.parent_pipe import ParentPipe
-from dilocox.transport.rates import Rates
-from dilocox.transport.rpc import ChannelPool, allow_open_files, create_server, fetch_blob
-from dilocox.transport.serve import PeerService
-from dilocox.transport.traffic import Traffic
+from dilocox.protocol.wire.messages import seal
+from dilocox.transport.limits.caller_auth import Callers
+from dilocox.transport.limits.rate_limits import Rates
+from dilocox.transport.limits.traffic import Traffic
+from dilocox.transport.net import dht_child, tls
+from dilocox.transport.net import rpc as transport_rpc
+from dilocox.transport.net.blob_server import PeerService
+from dilocox.transport.net.dht import Dht, DhtSettings
+from dilocox.transport.net.rpc import ChannelPool, allow_open_files, create_server, fetch_blob
+from dilocox.transport.process.health import running_daemon
+from dilocox.transport.process.parent_pipe import ParentPipe
+from dilocox.transport.store.blobs import BlobStore, PartialBlob, blob_digest, digest_of
+from dilocox.transport.store.data_directory import DataDirectory, load_identity
+from dilocox.transport.store.files import write_atomically
 from tests import helpers
 
 BIG = os.urandom(2 * limits.CHUNK_BYTES + 12345)
@@ -393,14 +393,14 @@ def test_who_only_looks_keeps_no_daemon_from_its_folder(tmp_path: Path):
 LOOKING = """
 import sys
 from pathlib import Path
-from dilocox.transport.health import running_daemon
+from dilocox.transport.process.health import running_daemon
 print(flush=True)
 while True:
     running_daemon(Path(sys.argv[1]))
 """
 CHILD = """
 import threading
-from dilocox.transport.parent_pipe import exit_with_parent
+from dilocox.transport.process.parent_pipe import exit_with_parent
 exit_with_parent()
 print("up", flush=True)
 threading.Event().wait()
@@ -408,7 +408,7 @@ threading.Event().wait()
 PARENT = """
 import subprocess, sys, threading
 from pathlib import Path
-from dilocox.transport.parent_pipe import ParentPipe
+from dilocox.transport.process.parent_pipe import ParentPipe
 pipe = ParentPipe(Path(sys.argv[1]))
 arguments = [sys.executable, "-c", sys.argv[2]]
 child = subprocess.Popen(arguments, env=pipe.environment(), stdout=subprocess.PIPE, start_new_session=True)
@@ -429,7 +429,7 @@ def test_killing_the_parent_ends_the_child(tmp_path: Path):
 
 
 def test_the_dht_process_has_no_torch_in_memory():
-    script = "import sys, dilocox.transport.dht_child; sys.exit(any(name in sys.modules for name in ('torch', 'numpy')))"
+    script = "import sys, dilocox.transport.net.dht_child; sys.exit(any(name in sys.modules for name in ('torch', 'numpy')))"
     assert subprocess.run([sys.executable, "-P", "-c", script]).returncode == 0
 
 
@@ -473,7 +473,7 @@ async def test_the_dht_process_ends_when_libp2p_dies_while_joining(tmp_path: Pat
         dht_child.process_of(p2p).kill()
         await asyncio.get_running_loop().create_future()
 
-    monkeypatch.setattr("dilocox.transport.dht_child.DHTNode.create", killed_while_joining)
+    monkeypatch.setattr("dilocox.transport.net.dht_child.DHTNode.create", killed_while_joining)
     key = tmp_path / "libp2p.key"
     write_atomically(key, load_identity(tmp_path / "identity.key").libp2p_private_key(), mode=0o600)
     settings = {"run_id": "00" * 32, "identity": str(key), "listen": "/ip4/127.0.0.1/tcp/0", "bootstrap": [], "keeps": True}
@@ -486,8 +486,8 @@ async def test_a_dht_process_that_says_too_much_is_started_again(tmp_path: Path,
     child = tmp_path / "child"
     child.write_text(f"#!/bin/sh\necho >> {tmp_path}/starts\nhead -c 20000000 /dev/zero\nsleep 3600\n")
     child.chmod(0o700)
-    monkeypatch.setattr("dilocox.transport.dht.sys.executable", str(child))
-    monkeypatch.setattr("dilocox.transport.dht.LONGEST_RESTART_SECONDS", 0.0)
+    monkeypatch.setattr("dilocox.transport.net.dht.sys.executable", str(child))
+    monkeypatch.setattr("dilocox.transport.net.dht.LONGEST_RESTART_SECONDS", 0.0)
     running = asyncio.create_task(Dht(DhtSettings(RUN_ID, helpers.identity(1), tmp_path, "/ip4/127.0.0.1/tcp/0", ())).run())
     await helpers.until(
         lambda: running.done() or ((tmp_path / "starts").exists() and len((tmp_path / "starts").read_text()) > 1)

@@ -9,7 +9,7 @@ import pytest
 from bench import methods, reproduce, tuning
 from bench.methods import METHOD, METHODS, Scale
 from bench.texts import stdlib
-from dilocox.node.training.data import load_dataset
+from dilocox.node.training.model.data import load_dataset
 from dilocox.protocol.errors import ConfigError
 
 

@@ -9,10 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from dilocox.cli import main as cli
-from dilocox.cli import show
-from dilocox.cli.coordinator import show_link
+from dilocox.cli.look import status
+from dilocox.cli.run.coordinator import show_link
 from dilocox.protocol.ids import JoinLink, is_meant, short
-from dilocox.transport.data_directory import DataDirectory
+from dilocox.transport.store.data_directory import DataDirectory
 from tests.helpers import COORDINATOR, dilocox
 
 pytestmark = pytest.mark.usefixtures("any_ports")
@@ -251,7 +251,7 @@ def test_an_address_is_no_folder_to_an_operators_verb():
 
 
 def test_nobody_of_an_id_is_a_sentence(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(show, "api_call", lambda home, path: [{"peer": "12D3KooWx"}])
+    monkeypatch.setattr(status, "api_call", lambda home, path: [{"peer": "12D3KooWx"}])
     told = CliRunner().invoke(cli.app, ["peers", "nobody"])
     assert told.exit_code == 2
     assert told.stderr.startswith("error[no-such-peer]: nobody begins no peer's id")
@@ -260,7 +260,7 @@ def test_nobody_of_an_id_is_a_sentence(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize("said", ["12D3KooWx", "12D3KooWxabcdefghi", "12D3…fghi", "12D3...fghi", "12D3…"])
 def test_a_peer_is_said_as_its_id_begins_or_as_tables_have_it(said: str, monkeypatch: pytest.MonkeyPatch):
     peer = "12D3KooWxabcdefghi"
-    monkeypatch.setattr(show, "api_call", lambda home, path: [{"peer": peer}, {"peer": "Qm" + peer}])
+    monkeypatch.setattr(status, "api_call", lambda home, path: [{"peer": peer}, {"peer": "Qm" + peer}])
     told = CliRunner().invoke(cli.app, ["peers", said, "--json"])
     assert [row["peer"] for row in json.loads(told.stdout)] == [peer]
     assert is_meant(peer, short(peer))

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from bench.sections import toml_value
+from dilocox.protocol.consensus.head import initial_head
 from dilocox.protocol.errors import ConfigError
-from dilocox.protocol.head import initial_head
 from dilocox.protocol.ids import JoinLink, peer_id
-from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.messages import seal
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.transport.chain_file import ChainFile
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.protocol.wire.messages import seal
+from dilocox.transport.store.chain_file import ChainFile
 from tests.conftest import Installed
 from tests.helpers import COORDINATOR, Table, digest, dilocox, identity, manifest
 

@@ -9,15 +9,16 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from dilocox.cli import common, watch
-from dilocox.cli.exits import Exit
+from dilocox.cli import common
+from dilocox.cli.exit_codes import Exit
+from dilocox.cli.look import watch
+from dilocox.cli.look.status import round_row, status_rows
 from dilocox.cli.main import app
-from dilocox.cli.show import round_row, status_rows
 from dilocox.protocol.ids import short
 from dilocox.protocol.pb import services_pb2 as services
-from dilocox.transport.rates import parse_rates
-from dilocox.transport.traffic import Traffic
-from dilocox.views import rows as views
+from dilocox.transport.limits.rate_limits import parse_rates
+from dilocox.transport.limits.traffic import Traffic
+from dilocox.views import json_views as views
 from tests.helpers import COORDINATOR, Table, identity, manifest
 
 

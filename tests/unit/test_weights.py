@@ -10,11 +10,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from dilocox.node.outer.state import StageState
-from dilocox.node.training.model import FAMILIES, Chain, build_chain
-from dilocox.node.training.weights import Weights, read_model
+from dilocox.node.training.hf.hf_import import Weights, read_model
+from dilocox.node.training.model.model import FAMILIES, Chain, build_chain
 from dilocox.protocol.errors import ConfigError
-from dilocox.protocol.manifest import Manifest
-from dilocox.transport.blobs import BlobStore
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.transport.store.blobs import BlobStore
 from tests.helpers import manifest
 
 LENGTH = 24

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from dilocox.protocol import round
 from dilocox.protocol.ids import short
 from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.rounds import round_machine
 from tests.helpers import Table, digest, identity, manifest
 
 
@@ -61,7 +61,7 @@ def absent(table: Table, *numbers: int) -> Table:
 def sealing() -> Table:
     """Everybody has contributed, and the ballot is not signed yet."""
     table = three().contribute([0, 1])
-    table.state, _ = round.step(table.state, round.Received(table.contribution(2)), table.moment)
+    table.state, _ = round_machine.step(table.state, round_machine.Received(table.contribution(2)), table.moment)
     return table
 
 
@@ -85,7 +85,7 @@ def paused_with_a_layout_that_is_not_whole() -> Table:
 
 def resumed(*present: int) -> Table:
     table = five().contribute([0])
-    table.feed(round.Resumed())
+    table.feed(round_machine.Resumed())
     table.present(*present)
     return table
 
@@ -96,14 +96,14 @@ def resumed_with_fewer_than_the_run_needs(*present: int) -> Table:
         table.submit(table.leave(number))
     table.vote([0])
     assert table.roster() == [0]
-    table.feed(round.Resumed())
+    table.feed(round_machine.Resumed())
     table.present(*present)
     return table
 
 
 def resumed_while_voting(*present: int) -> Table:
     table = voting(0, 1)
-    table.feed(round.Resumed())
+    table.feed(round_machine.Resumed())
     table.present(*present)
     return table
 
@@ -164,7 +164,7 @@ WAITS = [
 @pytest.mark.parametrize(("table", "phase", "why"), WAITS)
 def test_an_open_round_says_what_it_waits_for(table: Callable[[], Table], phase: str, why: str):
     state = table().state
-    assert (round.phase_of(state), round.why_open(state)) == (phase, why)
+    assert (round_machine.phase_of(state), round_machine.why_open(state)) == (phase, why)
 
 
 def test_who_equivocates_is_waited_for_no_more():
@@ -173,5 +173,5 @@ def test_who_equivocates_is_waited_for_no_more():
         table.submit(table.contribution(number))
         if number < 2:
             assert table.submit(table.contribution(number, loss=1.0)).reason == pb.REASON_EQUIVOCATION
-    assert round.phase_of(table.state) == "collecting"
-    assert round.why_open(table.state) == "about to close"
+    assert round_machine.phase_of(table.state) == "collecting"
+    assert round_machine.why_open(table.state) == "about to close"

@@ -10,16 +10,16 @@ ROOMS = ("node", "coordinator", "transport")
 MOST_PARAMETERS = 8
 RECORDS = {
     "plugins/tee/dilocox_tee/snp.py:Report",
-    "node/audit_task.py:Task",
-    "node/check.py:Here",
-    "node/clock.py:Method",
-    "node/crew.py:Progress",
-    "node/disk.py:Written",
+    "node/audit/messages.py:Task",
+    "node/preflight/machine.py:Here",
+    "node/planning/time_model.py:Method",
+    "node/workers/progress.py:Progress",
+    "node/planning/disk_model.py:Written",
     "node/outer/checkpoint.py:BoundaryMeta",
-    "node/settings.py:NodeSettings",
-    "node/worker_settings.py:WorkerSettings",
+    "node/context/settings.py:NodeSettings",
+    "node/workers/environment.py:WorkerSettings",
     "coordinator/daemon.py:CoordinatorSettings",
-    "transport/connection_limits.py:_Connection",
+    "transport/limits/connection_limits.py:_Connection",
 }
 """Dataclasses of values alone: settings, rows of a file or a message, counters. They may have more fields."""
 LIBRARIES = ("node/data/", "node/outer/", "node/training/")

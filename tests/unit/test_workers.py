@@ -13,10 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dilocox.node import worker_process
-from dilocox.node.worker_process import ForkServer, WorkerProcess
-from dilocox.node.worker_settings import WORKER
-from dilocox.node.workers import Launch, WorkerPool
+from dilocox.node.workers import process as worker_process
+from dilocox.node.workers.environment import WORKER
+from dilocox.node.workers.pool import Launch, WorkerPool
+from dilocox.node.workers.process import ForkServer, WorkerProcess
 from tests import idle_worker
 from tests.helpers import PATIENCE_SECONDS, until
 
@@ -96,7 +96,7 @@ async def test_a_generation_ends_with_the_first_of_its_workers(pool: WorkerPool)
 async def test_where_they_fork_from_may_end_or_hang_and_the_next_generation_has_another(
     pool: WorkerPool, blow: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("dilocox.node.workers.STOP_SECONDS", 0.2)
+    monkeypatch.setattr("dilocox.node.workers.pool.STOP_SECONDS", 0.2)
     generation = asyncio.create_task(pool.run_generation(LAUNCH))
     await until(lambda: len(workers()) == 2)
     (server,), found = servers(), workers()
@@ -203,7 +203,7 @@ SINGLE = """
 import os, torch
 def asked(*_): raise AssertionError("somebody looks for a GPU")
 torch.cuda.is_available = torch.cuda.device_count = torch.cuda.init = torch.cuda._lazy_init = asked
-import dilocox.node.training.fork_server, dilocox.node.training.worker
+import dilocox.node.training.worker.fork_server, dilocox.node.training.worker.worker
 assert len(os.listdir("/proc/self/task")) == 1, "threads do not outlive a fork"
 """
 

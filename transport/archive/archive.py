@@ -24,7 +24,7 @@ from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.archive.index import ArchiveHead, Marker
 from dilocox.transport.archive.sealing import PLAIN, Sealed, Sealing, load_key
 from dilocox.transport.archive.storage import Storage, open_storage
-from dilocox.transport.blobs import BlobStore, PartialBlob, blob_digest, chunk_count, digest_of
+from dilocox.transport.store.blobs import BlobStore, PartialBlob, blob_digest, chunk_count, digest_of
 
 __all__ = ["Archive", "create_archive", "open_archive"]
 

@@ -9,12 +9,12 @@ from google.protobuf.message import DecodeError
 from dilocox.protocol import limits
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import LocalError, RemoteError
-from dilocox.protocol.manifest import Manifest, open_manifest
-from dilocox.protocol.messages import canonical
 from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.run.manifest import Manifest, open_manifest
+from dilocox.protocol.wire.messages import canonical
 from dilocox.transport.archive.archive import Archive
 from dilocox.transport.archive.index import COMMITS, ArchiveHead, Segment
-from dilocox.transport.chain_file import ChainFile
+from dilocox.transport.store.chain_file import ChainFile
 
 __all__ = [
     "Common",

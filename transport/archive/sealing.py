@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from dilocox.protocol.errors import ConfigError, RemoteError
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.transport.files import write_new
+from dilocox.transport.store.files import write_new
 
 __all__ = ["PLAIN", "Sealed", "Sealing", "load_key", "make_key"]
 

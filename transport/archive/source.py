@@ -13,10 +13,10 @@ from dilocox.protocol.errors import DilocoxError, LocalError, RemoteError
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.archive.archive import Archive, open_archive
 from dilocox.transport.archive.chain import check_commits
-from dilocox.transport.blobs import BlobStore
-from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.rpc import in_thread
-from dilocox.transport.tasks import wait_out
+from dilocox.transport.net.rpc import in_thread
+from dilocox.transport.process.tasks import wait_out
+from dilocox.transport.store.blobs import BlobStore
+from dilocox.transport.store.chain_file import ChainFile
 
 __all__ = ["ArchivePlace", "ArchiveSource", "stoppable"]
 

@@ -17,8 +17,8 @@ from obstore.store import S3Store
 from dilocox.protocol.errors import ConfigError, RemoteError
 from dilocox.protocol.ids import printable
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.transport.files import fsync_directory, open_regular, write_atomically, write_new
 from dilocox.transport.plugins import call, installed
+from dilocox.transport.store.files import fsync_directory, open_regular, write_atomically, write_new
 
 __all__ = ["BucketStorage", "FolderStorage", "Storage", "open_storage"]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dilocox.cli.common import HomeOption, JoinOption, JsonOption, console, print_json, print_table
-from dilocox.cli.reading import fetching, following
+from dilocox.cli.sources import fetching, following
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.ids import short
 
@@ -36,7 +36,7 @@ def shares(
 
 async def _sample(join: str, home: Path | None, count: int) -> "list[Sample]":
     """Return the probes. Raises ConfigError where the run has no availability."""
-    from dilocox.node.shards import find_shards
+    from dilocox.node.exchange.shards import find_shards
     from dilocox_availability.probes import Sampler
     from dilocox_availability.restoring import Restorer
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from dilocox.node.clock import model_payload_bytes
-from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.tensors import state_bytes
+from dilocox.node.planning.time_model import model_payload_bytes
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.protocol.run.tensors import state_bytes
 from dilocox_availability.shards import Code, Held, code_of, counted_room, worth_keeping
 
 __all__ = ["rounds_shared", "shard_bytes", "state_is_shared"]

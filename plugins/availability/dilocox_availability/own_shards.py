@@ -11,19 +11,19 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from dilocox.protocol import limits
-from dilocox.protocol.chain import taken
-from dilocox.protocol.data_root import commit_tree, ways
+from dilocox.protocol.consensus.chain import taken
+from dilocox.protocol.consensus.head import Cluster, advance
 from dilocox.protocol.errors import RemoteError
-from dilocox.protocol.head import Cluster, advance
-from dilocox.protocol.leaves import read_leaves
-from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.messages import Statement
+from dilocox.protocol.payload.data_root import commit_tree, ways
+from dilocox.protocol.payload.merkle import Tree
+from dilocox.protocol.payload.payload_index import read_leaves
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
-from dilocox.protocol.tree import Tree
-from dilocox.transport.blobs import BlobStore
-from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.rpc import in_thread
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.protocol.wire.messages import Statement
+from dilocox.transport.net.rpc import in_thread
+from dilocox.transport.store.blobs import BlobStore
+from dilocox.transport.store.chain_file import ChainFile
 from dilocox_availability.shards import Code, Held, Named, code_in, hosts, share_of, worth_keeping
 from dilocox_availability.store import ShareStore, make_share, share_bytes, share_root
 

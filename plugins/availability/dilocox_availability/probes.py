@@ -1,6 +1,6 @@
 """Availability probes: requests for random shards of peers that should have them. A person sends them by `dilocox shares`.
 
-A node sends those for which the round draws it (protocol/sampling.py), and its vote says what it found."""
+A node sends those for which the round draws it (protocol/checks/availability_rules.py), and its vote says what it found."""
 
 import asyncio
 from collections.abc import Container, Iterable, Mapping
@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
-from dilocox.node.apply_builder import ApplyBuilder
-from dilocox.protocol import sampling
-from dilocox.protocol.chain import NamedBy, holders, taken
+from dilocox.node.exchange.apply_builder import ApplyBuilder
+from dilocox.protocol.checks import availability_rules
 from dilocox.protocol.checks.availability import Sampled
+from dilocox.protocol.consensus.chain import NamedBy, holders, taken
+from dilocox.protocol.consensus.head import Head
 from dilocox.protocol.errors import ConfigError, RemoteError
-from dilocox.protocol.head import Head
-from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.member_state import MemberState
-from dilocox.protocol.messages import Statement
+from dilocox.protocol.member.member_state import MemberState
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
-from dilocox.transport.blobs import BlobStore
-from dilocox.transport.chain_file import ChainFile
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.protocol.wire.messages import Statement
+from dilocox.transport.store.blobs import BlobStore
+from dilocox.transport.store.chain_file import ChainFile
 from dilocox_availability.own_shards import named_by
 from dilocox_availability.restoring import Due, Restorer
 from dilocox_availability.shards import Code, Named
@@ -133,8 +133,8 @@ class Asker:
         state = self._us.state
         if self._opened != state.head.digest:
             self._opened, self._drawn, self._shown = state.head.digest, {}, set()
-        due = sampling.due(state.manifest, state.head) if state.on_roster else []
-        waiting = [cluster for cluster in sampling.duties(due, state.me) if cluster not in self._shown]
+        due = availability_rules.due(state.manifest, state.head) if state.on_roster else []
+        waiting = [cluster for cluster in availability_rules.duties(due, state.me) if cluster not in self._shown]
         await asyncio.gather(*(self._sample(cluster, state) for cluster in waiting))
 
     async def _sample(self, cluster: str, state: MemberState) -> None:

@@ -12,18 +12,18 @@ from typing import NamedTuple
 import grpc
 import grpc.aio
 
-from dilocox.node.downloader import Finder
+from dilocox.node.exchange.downloader import Finder
 from dilocox.protocol import limits
-from dilocox.protocol.chain import NamedBy, taken
+from dilocox.protocol.consensus.chain import NamedBy, taken
+from dilocox.protocol.consensus.head import Cluster, advance
 from dilocox.protocol.errors import RemoteError
-from dilocox.protocol.head import Cluster, advance
 from dilocox.protocol.ids import short
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
-from dilocox.transport.blobs import BlobStore, digest_of
-from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.rpc import ChannelPool, fetch_blob, fetch_chunk, in_thread
+from dilocox.transport.net.rpc import ChannelPool, fetch_blob, fetch_chunk, in_thread
+from dilocox.transport.store.blobs import BlobStore, digest_of
+from dilocox.transport.store.chain_file import ChainFile
 from dilocox_availability import erasure
 from dilocox_availability.shards import Code, check_share, code_in, hosts, kept_since, most_shared, order, places
 from dilocox_availability.store import ShareStore, share_bytes

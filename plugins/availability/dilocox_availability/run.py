@@ -1,19 +1,19 @@
-"""Entry of the plugin: what the core asks of a run's erasure shards (dilocox.node.shards)."""
+"""Entry of the plugin: what the core asks of a run's erasure shards (dilocox.node.exchange.shards)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import SystemRandom
 
-from dilocox.node.checks import Loops, Parts
-from dilocox.node.downloader import Finder
-from dilocox.protocol.findings import Finding, Level
-from dilocox.protocol.head import Cluster
-from dilocox.protocol.manifest import Availability, Manifest
+from dilocox.node.exchange.downloader import Finder
+from dilocox.node.member.checks import Loops, Parts
+from dilocox.protocol.consensus.head import Cluster
 from dilocox.protocol.pb import services_pb2 as services
-from dilocox.transport.blobs import BlobStore
-from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.rpc import ChannelPool
+from dilocox.protocol.run.manifest import Availability, Manifest
+from dilocox.protocol.run.run_lint import Finding, Level
+from dilocox.transport.net.rpc import ChannelPool
+from dilocox.transport.store.blobs import BlobStore
+from dilocox.transport.store.chain_file import ChainFile
 from dilocox_availability import erasure, probes
 from dilocox_availability.disk import rounds_shared, shard_bytes, state_is_shared
 from dilocox_availability.own_shards import Sharing

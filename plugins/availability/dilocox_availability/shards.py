@@ -5,8 +5,8 @@ host that has such a blob makes the same shards of it (erasure.py) and stores it
 
     leaf    SHA-256("dilocox-share-v1" ‖ 0 ‖ blob ‖ size, u64 ‖ shares, u32 ‖ needed, u32 ‖ index, u32 ‖ digest of the share)
 
-A Merkle tree (protocol/tree.py) is over the leaves, in the order of their indices. For a counted blob it is part of larger
-trees (protocol/data_root.py), whose root the commit names: such a shard proves itself by the commit. No commit names a root
+A Merkle tree (merkle.py) is over the leaves, in the order of their indices. For a counted blob it is part of larger
+trees (protocol/payload/data_root.py), whose root the commit names: such a shard proves itself by the commit. No commit names a root
 for a state. A peer that restores a state compares its digest with the commit's, and tries the shards under another root where
 they differ.
 """
@@ -17,14 +17,15 @@ from itertools import groupby
 from math import comb
 from typing import NamedTuple
 
-from dilocox.protocol import limits, tree
+from dilocox.protocol import limits
+from dilocox.protocol.consensus.head import Cluster
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import RemoteError
-from dilocox.protocol.head import Cluster
-from dilocox.protocol.manifest import Manifest
+from dilocox.protocol.payload import merkle
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
-from dilocox.protocol.tensors import stage_tensors
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.protocol.run.tensors import stage_tensors
 
 __all__ = [
     "Code",
@@ -148,7 +149,7 @@ def leaf(blob: bytes, size: int, code: Code, index: int, digest: bytes) -> bytes
 
 def root_over(blob: bytes, size: int, code: Code, digests: Sequence[bytes]) -> bytes:
     """Return the root of the tree over the shards of a blob. `digests`: of the shards, in order."""
-    return tree.root([leaf(blob, size, code, index, digest) for index, digest in enumerate(digests)])
+    return merkle.root([leaf(blob, size, code, index, digest) for index, digest in enumerate(digests)])
 
 
 def make_shares(
@@ -156,8 +157,8 @@ def make_shares(
 ) -> list[services.Share]:
     """Return the shards, each with its proof. `digests`: of the shards, in order; `way`: siblings from the root over them to
     the named root."""
-    over = tree.Tree([leaf(blob, size, code, index, digest) for index, digest in enumerate(digests)])
-    root = tree.climb(over.root, way)
+    over = merkle.Tree([leaf(blob, size, code, index, digest) for index, digest in enumerate(digests)])
+    root = merkle.climb(over.root, way)
     return [
         services.Share(
             blob=blob,
@@ -187,7 +188,7 @@ def check_share(share: services.Share, blob: bytes, largest: int = limits.BLOB_B
     if len(share.proof) > limits.SHARE_PROOF or {len(each) for each in (share.digest, share.root, *share.proof)} != {32}:
         raise RemoteError(pb.REASON_MALFORMED, "the proof of a shard is not made of digests")
     code = Code(share.shares, share.needed)
-    if tree.climb(leaf(blob, share.size, code, share.index, share.digest), share.proof) != share.root:
+    if merkle.climb(leaf(blob, share.size, code, share.index, share.digest), share.proof) != share.root:
         raise RemoteError(pb.REASON_DIGEST_MISMATCH, "the proof of a shard does not lead to its root")
     return code
 

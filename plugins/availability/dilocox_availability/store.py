@@ -14,12 +14,12 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
+from dilocox.protocol.consensus.head import Cluster
 from dilocox.protocol.errors import RemoteError
-from dilocox.protocol.head import Cluster
-from dilocox.protocol.manifest import Manifest
 from dilocox.protocol.pb import services_pb2 as services
-from dilocox.transport.blobs import BlobHash, BlobStore
-from dilocox.transport.files import read_checked, write_atomically
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.transport.store.blobs import BlobHash, BlobStore
+from dilocox.transport.store.files import read_checked, write_atomically
 from dilocox_availability import erasure
 from dilocox_availability.shards import Code, check_share, code_in, make_shares, root_over
 

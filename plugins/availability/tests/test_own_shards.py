@@ -13,17 +13,19 @@ import pytest
 
 pytest.importorskip("pyeclib", reason="pip install ./plugins/availability")
 
-from dilocox.node.downloader import Downloader
-from dilocox.node.starts import Starts
-from dilocox.protocol import limits, member, sampling
-from dilocox.protocol.chain import NamedBy, taken
+from dilocox.node.exchange.downloader import Downloader
+from dilocox.node.state.resume_points import Starts
+from dilocox.protocol import limits
+from dilocox.protocol.checks import availability_rules
 from dilocox.protocol.checks.availability import Sampled
+from dilocox.protocol.consensus.chain import NamedBy, taken
 from dilocox.protocol.errors import ConfigError, RemoteError
-from dilocox.protocol.manifest import Availability
-from dilocox.protocol.member_state import MemberState
+from dilocox.protocol.member import member
+from dilocox.protocol.member.member_state import MemberState
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
-from dilocox.transport.blobs import BlobStore, digest_of
+from dilocox.protocol.run.manifest import Availability
+from dilocox.transport.store.blobs import BlobStore, digest_of
 from dilocox_availability import erasure, probes
 from dilocox_availability import shards as shares
 from dilocox_availability.command import show, told
@@ -377,7 +379,7 @@ class Drawn:
 
 def drawn_to_ask(table: RealTable, sharers: list[Sharer]) -> tuple[Drawn, Asker, Sharer, str]:
     """Somebody who is to ask in the open round; whom it asks, and its name."""
-    [asked] = sampling.due(table.run, table.head)
+    [asked] = availability_rules.due(table.run, table.head)
     by_peer = {identity(sharer.peer.number).peer: sharer for sharer in sharers}
     me = sorted(asked.samplers)[0]
     us, restorer = Drawn(member.start(table.run, me, table.head)), by_peer[me].peer.shards.restorer
@@ -439,9 +441,9 @@ async def test_who_keeps_a_few_shares_is_not_asked_until_it_has_one(tmp_path: Pa
 async def test_who_lets_us_wait_keeps_nobody_else_from_being_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     async with sharing(tmp_path, ROUNDS) as (table, sharers):
         us, asker, _, _ = drawn_to_ask(table, sharers)
-        monkeypatch.setattr(sampling, "PART", 2)
+        monkeypatch.setattr(availability_rules, "PART", 2)
         heads = (replace(table.head, digest=digest_of([bytes([number])])) for number in range(99))
-        duties = ((head, sampling.duties(sampling.due(table.run, head), us.state.me)) for head in heads)
+        duties = ((head, availability_rules.duties(availability_rules.due(table.run, head), us.state.me)) for head in heads)
         head, (slow, *others) = next((head, asked) for head, asked in duties if len(asked) > 1)
         us.state = replace(us.state, head=head)
         target = next(sharer for sharer in sharers if identity(sharer.peer.number).peer == slow)
@@ -466,7 +468,7 @@ async def test_who_lets_us_wait_keeps_nobody_else_from_being_asked(tmp_path: Pat
 async def test_nobody_is_asked_for_what_it_need_not_have_had(tmp_path: Path):
     """It was not counted while the others were: it may have been away."""
     async with sharing(tmp_path, 0) as (table, sharers):
-        away = next(each.cluster for each in sampling.due(table.run, table.head))
+        away = next(each.cluster for each in availability_rules.due(table.run, table.head))
         number = next(number for number in range(PEERS) if identity(number).peer == away)
         others = [each for each in range(PEERS) if each != number]
         table.contribute(range(PEERS)).vote(range(PEERS), {number: pb.REASON_UNAVAILABLE})
@@ -549,7 +551,7 @@ def next_that_asks(table: RealTable, me: str, cluster: str, skip: int = 0) -> by
     """The digest of a head with which this one is to ask that one."""
     for number in range(10_000):
         head = replace(table.head, digest=digest_of([number.to_bytes(4, "big")]))
-        if cluster in sampling.duties(sampling.due(table.run, head), me):
+        if cluster in availability_rules.duties(availability_rules.due(table.run, head), me):
             skip -= 1
             if skip < 0:
                 return head.digest

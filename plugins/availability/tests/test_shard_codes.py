@@ -13,7 +13,7 @@ from dilocox.protocol import limits
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.pb import services_pb2 as services
-from dilocox.transport.blobs import digest_of
+from dilocox.transport.store.blobs import digest_of
 from dilocox_availability import shards as shares
 from dilocox_availability.shards import Code
 

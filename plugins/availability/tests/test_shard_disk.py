@@ -6,36 +6,37 @@ from typing import Any
 
 import pytest
 
-from dilocox.cli.init import render_preset
-from dilocox.node import check, disk, memory
-from dilocox.node.check import Here, Role
-from dilocox.node.disk import Written
-from dilocox.node.shards import find_shards
-from dilocox.protocol.findings import Finding, Level
-from dilocox.protocol.manifest import Availability, Manifest
-from dilocox.protocol.tensors import state_bytes
+from dilocox.cli.run.init import render_preset
+from dilocox.node.exchange.shards import find_shards
+from dilocox.node.planning import disk_model, memory_model
+from dilocox.node.planning.disk_model import Written
+from dilocox.node.preflight import machine
+from dilocox.node.preflight.machine import Here, Role
+from dilocox.protocol.run.manifest import Availability, Manifest
+from dilocox.protocol.run.run_lint import Finding, Level
+from dilocox.protocol.run.tensors import state_bytes
 from dilocox_availability.disk import rounds_shared, state_is_shared
 from tests.helpers import manifest
 
 WIDE: dict[str, Any] = {"compression": {"codec": "fp32", "rank": None}, "rounds": {"snapshot_every": 4}}
 """Payloads are as large as what they stand for."""
 RUN = manifest(**WIDE)
-WEIGHTS = memory.stage_bytes(RUN, range(RUN.model.stages), half=False).weights
+WEIGHTS = memory_model.stage_bytes(RUN, range(RUN.model.stages), half=False).weights
 
 
 def written(run: Manifest, clusters: int) -> Written:
-    return disk.written(run, clusters, shards=find_shards(run))
+    return disk_model.written(run, clusters, shards=find_shards(run))
 
 
 def test_who_keeps_shares_writes_a_part_of_everybody_s_payload_and_of_states():
     """Any four of eight restore: a quarter of four bytes of every payload, and of eight of a state every fourth round."""
     kept = manifest(**WIDE, availability={"needed_share": 0.5})
-    each, without = written(kept, 8), disk.written(RUN, 8)
+    each, without = written(kept, 8), disk_model.written(RUN, 8)
     assert each.shards == pytest.approx(8 * WEIGHTS / 4 + 2 * WEIGHTS / 4 / 4, rel=0.02)
     assert each.in_a_round(1) == without.in_a_round(1) + each.shards
     assert each.waited_for == without.waited_for, "nothing waits for them"
     assert written(kept, 1).shards == 0
-    assert disk.disk_bytes(kept, 8) == disk.disk_bytes(RUN, 8) + 4096 * 10**6
+    assert disk_model.disk_bytes(kept, 8) == disk_model.disk_bytes(RUN, 8) + 4096 * 10**6
 
 
 def test_no_more_shares_are_written_than_are_kept():
@@ -81,7 +82,7 @@ def test_a_state_s_share_has_half_of_the_room():
 def found(run: Manifest, home: Path, role: Role = Role.NODE) -> list[Finding]:
     """Return what `check` finds of shards on this machine."""
     here = Here(home, "127.0.0.1", 0, None, {}, None, role=role)
-    return [each for each in check.of_machine(run, here) if each.about in ("availability", "shards")]
+    return [each for each in machine.of_machine(run, here) if each.about in ("availability", "shards")]
 
 
 def test_node_without_the_coder_is_told_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

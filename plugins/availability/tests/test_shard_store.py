@@ -13,7 +13,7 @@ pytest.importorskip("pyeclib", reason="pip install ./plugins/availability")
 
 from dilocox.protocol import limits
 from dilocox.protocol.pb import services_pb2 as services
-from dilocox.transport.blobs import BlobHash, BlobStore, digest_of
+from dilocox.transport.store.blobs import BlobHash, BlobStore, digest_of
 from dilocox_availability.shards import Code, check_share
 from dilocox_availability.store import ShareStore, make_share, share_bytes
 from tests.helpers import PATIENCE_SECONDS, digest

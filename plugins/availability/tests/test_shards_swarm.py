@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from dilocox.cli.common import read_link
-from dilocox.node.reader import open_reader
-from dilocox.protocol.chain import taken
+from dilocox.node.run_reader import open_reader
+from dilocox.protocol.consensus.chain import taken
 from dilocox.protocol.pb import services_pb2 as services
-from dilocox.transport.blobs import BlobStore
-from dilocox.transport.data_directory import DataDirectory
+from dilocox.transport.store.blobs import BlobStore
+from dilocox.transport.store.data_directory import DataDirectory
 from tests.e2e.conftest import Swarm, build, running, wait_for, wait_until_gone
 
 pytest.importorskip("pyeclib", reason="pip install ./plugins/availability")

@@ -21,7 +21,17 @@ from urllib.parse import urlsplit
 import aiohttp
 from pydantic import Base64Bytes, BaseModel, ValidationError
 
-from dilocox.coordinator.store import Change, Found, Guard, Item, Put, StoreError, StoreFiles, StoreRefusedError, shown_url
+from dilocox.coordinator.kv_store import (
+    Change,
+    Found,
+    Guard,
+    Item,
+    Put,
+    StoreError,
+    StoreFiles,
+    StoreRefusedError,
+    shown_url,
+)
 from dilocox.protocol import limits
 from dilocox.protocol.errors import ConfigError
 

@@ -22,15 +22,24 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from etcd_members import EtcdMembers, etcd_members
 
-from dilocox.coordinator import parts, shared_log
-from dilocox.coordinator.log import Entry
-from dilocox.coordinator.office import write_down_store
+from dilocox.coordinator import log_chunks, shared_log
+from dilocox.coordinator.kv_store import (
+    Delete,
+    Guard,
+    Item,
+    Put,
+    Store,
+    StoreError,
+    StoreFiles,
+    StoreRefusedError,
+)
+from dilocox.coordinator.leadership import write_down_store
+from dilocox.coordinator.round_log import Entry
 from dilocox.coordinator.shared_log import DeposedError, Holder, SharedLog
-from dilocox.coordinator.store import Delete, Guard, Item, Put, Store, StoreError, StoreFiles, StoreRefusedError
-from dilocox.protocol import round
 from dilocox.protocol.errors import ConfigError
-from dilocox.protocol.round import Moment
-from dilocox.transport.chain_file import ChainFile
+from dilocox.protocol.rounds import round_machine
+from dilocox.protocol.rounds.round_machine import Moment
+from dilocox.transport.store.chain_file import ChainFile
 from dilocox_etcd import client as etcd
 from dilocox_etcd.client import Etcd, EtcdPlace, parse_store
 from tests.fake_store import FakeStore
@@ -146,7 +155,7 @@ async def test_a_key_goes_with_its_lease_in_both(store: Store):
 
 
 async def test_largest_values_go_through_and_come_back_in_pages(store: Store):
-    value = bytes(range(256)) * (parts.PART_BYTES // 256)
+    value = bytes(range(256)) * (log_chunks.PART_BYTES // 256)
     for number in range(6):
         assert (await store.apply([Guard(f"p{number}")], [Put(f"p{number}", value), Put("n", b"x")])).applied
     found, first = list[Item](), "p"
@@ -169,7 +178,7 @@ async def test_a_coordinator_takes_over_in_a_real_etcd(tmp_path: Path, member: E
 
     stores = [Etcd(parse_store(f"etcd://{member.at}/x")) for _ in range(2)]
     one, two = office(0), office(1)
-    entry = Entry(round.Absent(identity(1).peer), Moment(1.0, 1))
+    entry = Entry(round_machine.Absent(identity(1).peer), Moment(1.0, 1))
     for log in (one, two):
         await log.enter()
     assert await one.stand()

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import pytest
 from etcd_members import EtcdMembers, etcd_members
 
-from dilocox.node.testnet import ANSWER_SECONDS, Member
-from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.files import find_chains
+from dilocox.testnet.swarm import ANSWER_SECONDS, Member
+from dilocox.transport.store.chain_file import ChainFile
+from dilocox.transport.store.files import find_chains
 from tests.e2e.conftest import Swarm, build, wait_for, wait_until_gone
 
 pytestmark = pytest.mark.e2e

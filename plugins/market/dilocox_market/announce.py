@@ -13,9 +13,9 @@ from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.data_directory import load_identity, run_folder
-from dilocox.transport.health import base_folder, running_daemon
+from dilocox.transport.process.health import base_folder, running_daemon
+from dilocox.transport.store.chain_file import ChainFile
+from dilocox.transport.store.data_directory import load_identity, run_folder
 from dilocox_market.options import MarketOption, MarketPortOption, check_addresses, opened_board
 
 __all__ = ["announce"]

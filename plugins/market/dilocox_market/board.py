@@ -12,10 +12,10 @@ from pathlib import Path
 
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import LocalError, RemoteError
-from dilocox.protocol.messages import Statement, seal
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.transport.dht import Dht, DhtSettings
-from dilocox.transport.network import choose_port, multiaddr
+from dilocox.protocol.wire.messages import Statement, seal
+from dilocox.transport.net.dht import Dht, DhtSettings
+from dilocox.transport.net.network import choose_port, multiaddr
 from dilocox_market.listings import MARKET, open_listing
 
 __all__ = ["Board", "opened"]

@@ -1,4 +1,4 @@
-"""DHT process of the market: dilocox.transport.dht_child with jobs, offers and measured bandwidths in place of peer records.
+"""DHT process of the market: dilocox.transport.net.dht_child with jobs, offers and measured bandwidths in place of peer records.
 
 request    {"id": 1, "announce": BASE64}    {"id": 2, "list": KIND}                   {"id": 3, "measure": true}
 reply      {"id": 1, "ok": true}            {"id": 2, "listings": [BASE64, …]}        {"id": 3, "lines": [BASE64, …]}
@@ -15,9 +15,9 @@ from typing import Any
 from dilocox.protocol import limits
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import RemoteError
-from dilocox.protocol.messages import seal
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.transport.dht_child import (
+from dilocox.protocol.wire.messages import seal
+from dilocox.transport.net.dht_child import (
     DHTID,
     FIRST_PAUSE_SECONDS,
     MEET_SECONDS,

@@ -12,19 +12,26 @@ from typing import Annotated, Any
 
 import typer
 
-from dilocox.cli.common import JsonOption, console, print_json, print_table, read_run_text, set_up_logging
+from dilocox.cli.common import (
+    JsonOption,
+    console,
+    print_json,
+    print_table,
+    read_run_text,
+    set_up_logging,
+)
 from dilocox.cli.progress import working
 from dilocox.node.attest.verify import verify_evidence
-from dilocox.node.machine import Machine
-from dilocox.node.memory import lacks
-from dilocox.node.tiling import tile
-from dilocox.protocol.attestation import AttestationError, Evidence, check_binding, report_data
+from dilocox.node.planning.memory_model import lacks
+from dilocox.node.workers.devices import Machine
+from dilocox.node.workers.placement import tile
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.ids import key_of_peer, printable, several
-from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.transport.files import write_atomically
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.protocol.wire.attestation import AttestationError, Evidence, check_binding, report_data
+from dilocox.protocol.wire.messages import Statement
+from dilocox.transport.store.files import write_atomically
 from dilocox_market.listings import MARKET, lines_of, middle_line, nonce_of
 from dilocox_market.options import PATIENCE, MarketOption, PatienceOption, listed, opened_board
 

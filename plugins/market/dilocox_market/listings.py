@@ -12,13 +12,14 @@ import struct
 from collections.abc import Sequence
 from contextlib import suppress
 
-from dilocox.protocol import limits, terms
+from dilocox.protocol import limits
+from dilocox.protocol.consensus import terms
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.ids import JoinLink
-from dilocox.protocol.manifest import Manifest, open_manifest
-from dilocox.protocol.messages import Statement, open_envelope
 from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.run.manifest import Manifest, open_manifest
+from dilocox.protocol.wire.messages import Statement, open_envelope
 
 __all__ = [
     "BUCKETS",

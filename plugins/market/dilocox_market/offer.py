@@ -8,23 +8,30 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dilocox.cli.common import THIS_MACHINE, HomeOption, HostOption, NameOption, console, set_up_logging
+from dilocox.cli.common import (
+    THIS_MACHINE,
+    HomeOption,
+    HostOption,
+    NameOption,
+    console,
+    set_up_logging,
+)
 from dilocox.cli.config import validated
 from dilocox.node.attest.attesters import choose_attester
 from dilocox.node.attest.kinds import kind_names
-from dilocox.node.machine import this_machine
+from dilocox.node.workers.devices import this_machine
 from dilocox.protocol import limits
-from dilocox.protocol.attestation import SIMULATED, AttestationError, report_data
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import LocalError
 from dilocox.protocol.ids import parse_account
-from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.transport.data_directory import load_identity
-from dilocox.transport.health import base_folder
-from dilocox.transport.hours import Hours
-from dilocox.transport.rates import bits_per_second
-from dilocox.transport.tasks import Tasks
+from dilocox.protocol.wire.attestation import SIMULATED, AttestationError, report_data
+from dilocox.protocol.wire.messages import Statement
+from dilocox.transport.limits.rate_limits import bits_per_second
+from dilocox.transport.limits.schedule import Hours
+from dilocox.transport.process.health import base_folder
+from dilocox.transport.process.tasks import Tasks
+from dilocox.transport.store.data_directory import load_identity
 from dilocox_market.listings import MARKET, manifest_of, nonce_of
 from dilocox_market.options import MarketOption, MarketPortOption, listed, opened_board
 

@@ -15,8 +15,8 @@ import typer
 from dilocox.cli.common import PORTS
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import ConfigError, LocalError
-from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.wire.messages import Statement
 
 if TYPE_CHECKING:
     from dilocox_market.board import Board

@@ -19,14 +19,14 @@ from dilocox.cli.common import (
     set_up_logging,
 )
 from dilocox.cli.progress import working
-from dilocox.node.check import Here, of_machine, of_part
-from dilocox.protocol.findings import Finding, Level
+from dilocox.node.preflight.machine import Here, of_machine, of_part
 from dilocox.protocol.ids import printable
-from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.transport.corpora import parse_folders
-from dilocox.transport.health import base_folder
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.protocol.run.run_lint import Finding, Level
+from dilocox.protocol.wire.messages import Statement
+from dilocox.transport.process.health import base_folder
+from dilocox.transport.store.corpus_store import parse_folders
 from dilocox_market.listings import manifest_of
 from dilocox_market.options import PATIENCE, MarketOption, PatienceOption, listed, opened_board
 

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from dilocox.protocol import limits
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.transport.dht_child import get_dht_time
+from dilocox.transport.net.dht_child import get_dht_time
 from dilocox_market import line
 from dilocox_market.dht_child import LINES_AN_HOUR, LineMeter
 from dilocox_market.listings import open_line

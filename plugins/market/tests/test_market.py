@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from dilocox.node.attest import simulated
 from dilocox.protocol import limits
-from dilocox.protocol.attestation import SIMULATED, report_data
 from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
 from dilocox.protocol.ids import JoinLink
-from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.messages import Statement, seal
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.transport.dht import Dht
-from dilocox.transport.dht_child import DHTID, PLAIN, DHTRecord, MSGPackSerializer, get_dht_time
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.protocol.wire.attestation import SIMULATED, report_data
+from dilocox.protocol.wire.messages import Statement, seal
+from dilocox.transport.net.dht import Dht
+from dilocox.transport.net.dht_child import DHTID, PLAIN, DHTRecord, MSGPackSerializer, get_dht_time
 from dilocox_market import board, listings
 from dilocox_market.dht_child import ListingValidator
 from dilocox_market.hire import Offered, attested, line_of, with_allowed
@@ -387,7 +387,7 @@ def test_a_run_file_that_is_written_in_another_way_is_left_to_a_person(text: str
 
 
 def test_a_run_file_keeps_its_mode_and_its_place_and_is_left_as_it_is_where_it_cannot_be_edited(tmp_path: Path):
-    from dilocox.cli.init import render_preset
+    from dilocox.cli.run.init import render_preset
     from dilocox_market.hire import hire
 
     there, named = tmp_path / "there.toml", tmp_path / "run.toml"
@@ -411,7 +411,7 @@ def test_who_is_no_peer_is_not_hired():
 
 
 def test_a_whole_run_file_stays_one(tmp_path: Path):
-    from dilocox.cli.init import render_preset
+    from dilocox.cli.run.init import render_preset
 
     text = with_allowed(render_preset("tiny", "t", "00" * 32), [ME.peer])
     assert Manifest.from_toml(text).admission.allow == (ME.peer,)

@@ -11,14 +11,14 @@ import typer
 
 from dilocox.cli.common import HomeOption, ReadOption, console
 from dilocox.cli.progress import Working, working
-from dilocox.cli.reading import reading
-from dilocox.node.forks import check_forks
+from dilocox.cli.sources import reading
+from dilocox.node.exchange.forks import check_forks
 from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.protocol.ids import parse_account
-from dilocox.protocol.manifest import Manifest
-from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.transport.chain_file import ChainFile
+from dilocox.protocol.run.manifest import Manifest
+from dilocox.protocol.wire.messages import Statement
+from dilocox.transport.store.chain_file import ChainFile
 
 if TYPE_CHECKING:
     from eth_account.signers.local import LocalAccount

@@ -11,8 +11,8 @@ import typer
 from dilocox.cli.common import HomeOption, ReadOption, console
 from dilocox.protocol.errors import LocalError
 from dilocox.protocol.ids import parse_account
-from dilocox.protocol.messages import Statement
 from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.wire.messages import Statement
 from dilocox_settlement.commands import KeyOption, RpcOption, SendOption, act, act_on, read_run
 
 if TYPE_CHECKING:

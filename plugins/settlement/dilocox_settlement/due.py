@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from dilocox.protocol import merit
+from dilocox.protocol.checks import merit_rules as merit
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.ids import peer_id
-from dilocox.protocol.messages import Statement, author
 from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.wire.messages import Statement, author
 
 __all__ = ["Claim", "Evidence", "Posted", "claim_of", "equivocations", "posted"]
 

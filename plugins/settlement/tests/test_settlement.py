@@ -14,8 +14,8 @@ for needed in ("eth_tester", "eth", "eth_account"):
 from evm import ETHER, EvmRpc, act, deploy
 
 from dilocox.protocol.checks.merit import merits_of
+from dilocox.protocol.consensus.rules import Outcome
 from dilocox.protocol.errors import ConfigError, LocalError
-from dilocox.protocol.rules import Outcome
 from dilocox_settlement import compile as compiler
 from dilocox_settlement.contract import Contract, artifact
 from dilocox_settlement.due import claim_of, equivocations, posted

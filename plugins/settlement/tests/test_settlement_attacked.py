@@ -13,7 +13,7 @@ from eth_utils import keccak
 from evm import ETHER, act, deploy
 from test_settlement import DELAY, POOL, PRICE, STAKE, WINDOW, Settling, refused
 
-from dilocox.protocol import merit
+from dilocox.protocol.checks import merit_rules
 from dilocox.protocol.errors import LocalError
 from dilocox_settlement.contract import call_data, prepare
 from dilocox_settlement.due import claim_of
@@ -81,9 +81,9 @@ def test_who_is_paid_cannot_be_paid_once_more_meanwhile(again: str):
     account, other = bytes.fromhex(greedy.address[2:]), bytes.fromhex(run.peers[0].address[2:])
     merits = {account: 4_000_000, other: 1_000_000}
     greedy.act(call_data("stake"), value=STAKE)
-    act(run.contract, run.coordinator, "settle", merit.root(merits), 5_000_000, 1, digest("head"), False)
+    act(run.contract, run.coordinator, "settle", merit_rules.root(merits), 5_000_000, 1, digest("head"), False)
     run.rpc.travel(WINDOW)
-    claims = {each: call_data("claim", "0x" + each.hex(), merits[each], merit.proof(merits, each)) for each in merits}
+    claims = {each: call_data("claim", "0x" + each.hex(), merits[each], merit_rules.proof(merits, each)) for each in merits}
     meanwhile = {"claim": claims[account], "withdraw": call_data("withdraw"), "another's claim": claims[other]}[again]
     greedy.act(claims[account], meanwhile)
     assert (greedy.read("tries"), greedy.read("passed")) == (1, 0)
@@ -125,12 +125,12 @@ def test_a_proof_of_one_run_pays_nothing_in_another():
     account = bytes.fromhex(run.peers[0].address[2:])
     elsewhere = claim_of(run.table.commits[-1].body, account)
     other = {account: elsewhere.merit + 1, bytes.fromhex(run.peers[1].address[2:]): 7}
-    act(run.contract, run.coordinator, "settle", merit.root(other), sum(other.values()), 1, digest("head"), False)
+    act(run.contract, run.coordinator, "settle", merit_rules.root(other), sum(other.values()), 1, digest("head"), False)
     run.rpc.travel(WINDOW)
     refused(run, "no proof", run.peers[0], "claim", *elsewhere)
     # A leaf is no inner node, and a root no leaf.
     refused(run, "no proof", run.peers[0], "claim", run.peers[0].address, other[account], [])
-    refused(run, "no proof", run.peers[0], "claim", run.peers[0].address, other[account], [merit.root(other)])
+    refused(run, "no proof", run.peers[0], "claim", run.peers[0].address, other[account], [merit_rules.root(other)])
 
 
 def test_claiming_often_makes_nothing_of_what_is_rounded():
@@ -144,13 +144,20 @@ def test_claiming_often_makes_nothing_of_what_is_rounded():
         act(contract, run.rpc.account(20 + number), "stake", value=1)
     for turn in range(1, 4):
         merits = {account: turn * (number + 1) for number, account in enumerate(accounts)}
-        act(contract, run.coordinator, "settle", merit.root(merits), sum(merits.values()), turn, digest("x"), turn == 3)
+        act(contract, run.coordinator, "settle", merit_rules.root(merits), sum(merits.values()), turn, digest("x"), turn == 3)
         run.rpc.travel(WINDOW)
         for number, account in enumerate(accounts):
             if number % 2 or turn == 3:
                 already = contract.read("paid", "0x" + account.hex())
                 if merits[account] * 333_333 // 10**6 > already:
-                    act(contract, run.sponsor, "claim", "0x" + account.hex(), merits[account], merit.proof(merits, account))
+                    act(
+                        contract,
+                        run.sponsor,
+                        "claim",
+                        "0x" + account.hex(),
+                        merits[account],
+                        merit_rules.proof(merits, account),
+                    )
                 assert contract.read("paid", "0x" + account.hex()) == merits[account] * 333_333 // 10**6
     total = sum(merits.values()) * 333_333 // 10**6
     assert total - len(accounts) <= contract.read("paid_total") <= total
@@ -187,7 +194,7 @@ def test_whoever_has_the_coordinators_key_is_paid_nothing_while_the_arbiter_look
     run = Settling()
     thief = bytes.fromhex(run.peers[1].address[2:])
     for _ in range(3):
-        lie = (merit.root({thief: 10**9}), 10**9, 2**63, digest("x"), True)
+        lie = (merit_rules.root({thief: 10**9}), 10**9, 2**63, digest("x"), True)
         act(run.contract, run.coordinator, "settle", *lie)
         refused(run, "nothing is settled", run.peers[1], "claim", run.peers[1].address, 10**9, [])
         act(run.contract, run.arbiter, "veto")

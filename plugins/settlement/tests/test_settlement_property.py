@@ -12,7 +12,7 @@ for needed in ("eth_tester", "eth", "eth_account"):
 
 from evm import EvmRpc, act, deploy
 
-from dilocox.protocol import merit
+from dilocox.protocol.checks import merit_rules
 from dilocox.protocol.errors import LocalError
 from dilocox_settlement.contract import Contract
 
@@ -119,13 +119,13 @@ def _play(rpc: EvmRpc, made: Contract, acts: list[tuple[str, int, int]]) -> None
                     model.pending = None
                 case "settle":
                     known = {a: m for a, m in zip(accounts, merits, strict=True) if m}
-                    act(made, coordinator, "settle", merit.root(known), sum(merits), number + 1, bytes(32), False)
+                    act(made, coordinator, "settle", merit_rules.root(known), sum(merits), number + 1, bytes(32), False)
                     model.settle(tuple(merits), rpc.now)
                 case "claim" | "forge":
                     model.promote(rpc.now)
                     of = model.accepted or tuple(merits)
                     known = {a: m for a, m in zip(accounts, of, strict=True) if m}
-                    proof = merit.proof(known, accounts[peer]) if of[peer] else []
+                    proof = merit_rules.proof(known, accounts[peer]) if of[peer] else []
                     act(made, sponsor, "claim", peers[peer].address, of[peer] + (what == "forge"), proof)
                     assert what == "claim", "a forged proof was paid"
                     model.claim(peer, rpc.now)

@@ -16,8 +16,8 @@ from eth_account.signers.local import LocalAccount
 from evm import ETHER, EvmRpc, act, served
 from test_settlement import DELAY, STAKE, WINDOW, Settling
 
-from dilocox.protocol.head import initial_head
-from dilocox.transport.chain_file import ChainFile
+from dilocox.protocol.consensus.head import initial_head
+from dilocox.transport.store.chain_file import ChainFile
 from dilocox_settlement.contract import Contract
 from dilocox_settlement.due import posted
 from tests.helpers import COORDINATOR, Table, digest, dilocox, manifest

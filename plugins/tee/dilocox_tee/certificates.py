@@ -9,8 +9,8 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from dilocox.protocol import limits
-from dilocox.protocol.attestation import AttestationError, Code
 from dilocox.protocol.crypto import sha256
+from dilocox.protocol.wire.attestation import AttestationError, Code
 
 __all__ = ["check_chain", "common_name", "expiry", "fingerprint", "load_certificates"]
 

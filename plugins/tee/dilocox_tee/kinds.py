@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dilocox.node.attest.kinds import Terms
-from dilocox.protocol.attestation import Claims, Evidence, GpuClaims, gpu_nonce
+from dilocox.protocol.wire.attestation import Claims, Evidence, GpuClaims, gpu_nonce
 from dilocox_tee import nvidia, snp, tdx
 from dilocox_tee.machine import gpu_evidence, tsm_evidence, tsm_provider
 

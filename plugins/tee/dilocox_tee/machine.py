@@ -7,7 +7,7 @@ import ctypes
 from pathlib import Path
 from tempfile import mkdtemp
 
-from dilocox.protocol.attestation import NVIDIA, SEV_SNP, AttestationError, Code, Evidence
+from dilocox.protocol.wire.attestation import NVIDIA, SEV_SNP, AttestationError, Code, Evidence
 
 __all__ = ["certificate_table", "gpu_evidence", "tsm_evidence", "tsm_provider"]
 

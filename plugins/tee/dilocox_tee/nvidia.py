@@ -14,7 +14,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, utils
 
-from dilocox.protocol.attestation import NVIDIA, AttestationError, Code, Evidence, GpuClaims, deny_unexpected
+from dilocox.protocol.wire.attestation import NVIDIA, AttestationError, Code, Evidence, GpuClaims, deny_unexpected
 from dilocox_tee.certificates import check_chain, common_name, expiry, load_certificates
 
 __all__ = ["verify"]

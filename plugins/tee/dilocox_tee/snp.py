@@ -13,7 +13,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, utils
 
-from dilocox.protocol.attestation import SEV_SNP, AttestationError, Claims, Code, Evidence, deny_unexpected
+from dilocox.protocol.wire.attestation import SEV_SNP, AttestationError, Claims, Code, Evidence, deny_unexpected
 from dilocox_tee.certificates import check_chain, common_name, expiry, fingerprint, load_certificates
 
 __all__ = ["KIND", "verify"]

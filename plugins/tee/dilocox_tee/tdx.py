@@ -12,7 +12,7 @@ from typing import Any
 import dcap_qvl
 from cryptography import x509
 
-from dilocox.protocol.attestation import AttestationError, Claims, Code, Evidence, deny_unexpected
+from dilocox.protocol.wire.attestation import AttestationError, Claims, Code, Evidence, deny_unexpected
 from dilocox_tee.certificates import load_certificates
 
 __all__ = ["KIND", "registers", "verify"]

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from dilocox.cli import attest
+from dilocox.cli.dev import attest
 from dilocox.node.attest import simulated
 from dilocox.node.attest.attesters import choose_attester
 from dilocox.node.attest.kinds import MachineKind, find_kind, kind_names, missing
 from dilocox.node.attest.verify import verify_evidence
 from dilocox.protocol import limits
-from dilocox.protocol.attestation import AttestationError, Claims, Code, Evidence
+from dilocox.protocol.wire.attestation import AttestationError, Claims, Code, Evidence
 from dilocox_tee import machine, nvidia, snp, tdx
 from plugins.tee.tests.vendors import LATELY, NOW, Amd, Gpu, Intel, der, pem
 from tests.helpers import flipped, rejected

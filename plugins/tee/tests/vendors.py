@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa, utils
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
-from dilocox.protocol.attestation import Evidence
 from dilocox.protocol.crypto import sha256
+from dilocox.protocol.wire.attestation import Evidence
 from dilocox_tee import nvidia
 
 NOW = 1_800_000_000

@@ -8,7 +8,7 @@ from typing import Any
 from core.file import AbstractFile, ZgFile
 from core.indexer import Indexer
 
-from dilocox.transport.parent_pipe import exit_with_parent
+from dilocox.transport.process.parent_pipe import exit_with_parent
 from dilocox_settlement.keys import read_key
 from dilocox_zerog.merkle import segment_root
 

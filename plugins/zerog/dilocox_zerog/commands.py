@@ -13,15 +13,15 @@ import typer
 
 from dilocox.cli.common import ArchiveKeyOption, HomeOption, ReadOption, check_place, console
 from dilocox.cli.progress import Working, working
-from dilocox.cli.reading import reading
+from dilocox.cli.sources import reading
 from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.protocol.ids import several
-from dilocox.protocol.manifest import open_manifest
+from dilocox.protocol.run.manifest import open_manifest
 from dilocox.transport.archive.archive import open_archive
-from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.data_directory import DataDirectory
-from dilocox.transport.files import whole_folder
-from dilocox.views import rows
+from dilocox.transport.store.chain_file import ChainFile
+from dilocox.transport.store.data_directory import DataDirectory
+from dilocox.transport.store.files import whole_folder
+from dilocox.views import json_views
 from dilocox_settlement.commands import KeyOption, RpcOption, SendOption
 
 if TYPE_CHECKING:
@@ -267,7 +267,7 @@ async def _retrieve(disperser: "Disperser", record: "Dispersed", folder: DataDir
             if chain is None:
                 manifest, *found = found
                 path = folder.run_folder(run_id) / "chain.db"
-                chain = ChainFile(path, open_manifest(manifest, run_id), rows.describe)
+                chain = ChainFile(path, open_manifest(manifest, run_id), json_views.describe)
                 chain.keep_signed_manifest(manifest)
             for envelope in found[max(0, chain.length - batch.first) :]:
                 chain.append(envelope)

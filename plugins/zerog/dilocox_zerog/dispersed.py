@@ -13,10 +13,10 @@ from pydantic import Field, model_validator
 from dilocox.protocol import limits
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
-from dilocox.protocol.messages import canonical
 from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.protocol.wire.messages import canonical
 from dilocox.transport.archive.chain import packed, packs, unpacked
-from dilocox.transport.chain_file import ChainFile
+from dilocox.transport.store.chain_file import ChainFile
 from dilocox_zerog.disperser import Place
 from dilocox_zerog.record import Part
 

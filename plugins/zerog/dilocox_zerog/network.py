@@ -13,7 +13,7 @@ from typing import Any
 
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.transport.parent_pipe import ParentPipe
+from dilocox.transport.process.parent_pipe import ParentPipe
 from dilocox_zerog.merkle import file_root
 
 __all__ = ["Network", "root_of"]

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from dilocox.protocol import limits
 from dilocox.protocol.errors import ConfigError
-from dilocox.transport.files import read_at_most, write_atomically
+from dilocox.transport.store.files import read_at_most, write_atomically
 
 __all__ = ["Part", "read_record", "write_record"]
 

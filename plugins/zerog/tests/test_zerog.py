@@ -21,13 +21,13 @@ pytest.importorskip("Crypto", reason="pip install ./plugins/zerog")
 
 from zerog_standin import DisperserStandIn, disperser
 
+from dilocox.protocol.consensus.head import initial_head
 from dilocox.protocol.errors import LocalError, RemoteError
-from dilocox.protocol.head import initial_head
-from dilocox.protocol.messages import seal
 from dilocox.protocol.pb import messages_pb2 as wire
+from dilocox.protocol.wire.messages import seal
 from dilocox.transport.archive.storage import FolderStorage
-from dilocox.transport.chain_file import ChainFile
-from dilocox.transport.files import whole_folder
+from dilocox.transport.store.chain_file import ChainFile
+from dilocox.transport.store.files import whole_folder
 from dilocox_zerog import commands as zerog
 from dilocox_zerog import volume
 from dilocox_zerog.merkle import CHUNK_BYTES, SEGMENT_BYTES, file_root, padded_bytes

@@ -1,0 +1,1 @@
+"""Commands of a run's owner."""

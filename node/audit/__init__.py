@@ -1,0 +1,1 @@
+"""Replay of another cluster's inner steps."""

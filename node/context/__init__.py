@@ -1,0 +1,1 @@
+"""Parts that everything in a node uses: peer, run, settings."""

@@ -1,0 +1,1 @@
+"""Requests to the coordinator and to other peers."""

@@ -1,0 +1,1 @@
+"""Connections between the hosts of one cluster."""

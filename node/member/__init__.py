@@ -1,0 +1,1 @@
+"""Task that joins a run and takes part in its rounds."""

@@ -1,0 +1,214 @@
+"""Participation of this node: paused or not, by its operator's command and hours.
+
+A paused node has left the roster; no round waits for it, and it may claim a seat again at any time. Its daemon
+continues to follow the chain and to serve blobs. It stores the checkpoint of its last phase, with work that no commit
+has applied.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from dilocox.node.member.participant import Workers
+from dilocox.protocol.errors import LocalError
+from dilocox.protocol.member import member
+from dilocox.protocol.member.member import MemberState
+from dilocox.protocol.pb import messages_pb2 as pb
+from dilocox.transport.limits.schedule import Hours, Local, changes_at
+from dilocox.transport.process.tasks import Tasks
+from dilocox.transport.process.watched_state import Changes
+from dilocox.transport.store.files import write_atomically
+
+if TYPE_CHECKING:
+    from dilocox.node.data.privacy_budget import Account
+
+__all__ = ["PAUSED", "Attendance", "Wish", "wish"]
+
+PAUSED = "paused"
+"""File in the folder of a run: its operator paused this node until further notice."""
+LOOK_SECONDS = 20.0
+"""Interval of checks of the wall clock: it may be set, and a machine may sleep."""
+
+
+class Wish(NamedTuple):
+    takes_part: bool
+    until: str
+    """End of the pause."""
+
+
+def wish(paused: bool, hours: Hours | None, now: float, local: Local = datetime.fromtimestamp, spent: str = "") -> Wish:
+    """Return whether this node should take part at a time (seconds since 1970). `spent`: why its private data forbid it."""
+    if spent:
+        return Wish(False, f"as another phase does not fit into what its data may give away: {spent}")
+    if paused:
+        return Wish(False, "until `dilocox resume`")
+    if hours is None or hours.hold(local(now)):
+        return Wish(True, "")
+    begins = changes_at(hours.hold, now, local)
+    return Wish(False, f"until {local(begins):%H:%M} (--hours {hours})" if begins is not None else f"(--hours {hours})")
+
+
+class Machine(Protocol):
+    """The member machine, with what people see of a pause."""
+
+    @property
+    def state(self) -> MemberState: ...
+
+    @property
+    def changes(self) -> Changes:
+        """Return the changes of `state`."""
+
+    @property
+    def pause(self) -> str:
+        """Return the end of this node's pause; empty: it takes part."""
+
+    def pause_until(self, until: str) -> None: ...
+
+    def feed(self, event: member.Input) -> None: ...
+
+
+class Attendance:
+    def __init__(
+        self,
+        machine: Machine,
+        workers: Workers,
+        tasks: Tasks,
+        folder: Path,
+        hours: Hours | None,
+        account: "Account | None" = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Control the participation. `tasks`: the daemon's; `folder`: of the run; `account`: privacy account of its
+        private data; `clock`: seconds since 1970."""
+        self.hours, self.account = hours, account
+        self._machine, self._workers, self._tasks = machine, workers, tasks
+        self._marker, self._clock = folder / PAUSED, clock
+        self._going = False
+        """The daemon ends when this node has left …"""
+        self._at_once = False
+        """True if it also does not wait for the commit of payloads that peers still fetch here."""
+        self._ending: asyncio.Task[None] | None = None
+        """Task that ends the workers, since this node left."""
+
+    # Requests
+
+    async def keep(self) -> None:
+        """The machine knows what is wanted, for ever."""
+        while True:
+            await self.look()
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def look(self) -> None:
+        """The machine knows what is wanted now."""
+        node = self._machine
+        if self._going or node.state.lead:
+            return
+        spent = self.account.sentence if self.account is not None and not self.account.room else ""
+        takes_part, until = wish(self._marker.exists(), self.hours, self._clock(), spent=spent)
+        node.pause_until(until)
+        stays = not node.state.leaving and node.state.finishing is None
+        if stays and not takes_part:
+            node.feed(member.LeaveRun(finishing=True))
+        elif takes_part and not stays:
+            if self._ending is not None:  # workers that are ending cannot continue
+                await asyncio.wait({self._ending})
+                self._ending = None
+            node.feed(member.Return())
+
+    async def pause(self, at_once: bool) -> str:
+        """Take no part until `resume`, also where this node was to leave; a sentence for who asked. Raises LocalError where that is
+        not ours to say."""
+        self._ours("pauses")
+        self._going = False
+        await asyncio.to_thread(write_atomically, self._marker, b"")
+        await self.look()
+        if at_once:
+            self._machine.feed(member.LeaveRun())
+        return self._said("pauses")
+
+    async def resume(self) -> str:
+        """Resume, and return as `pause` does."""
+        self._ours("resumes")
+        self._going = False
+        await asyncio.to_thread(self._marker.unlink, missing_ok=True)
+        await self.look()
+        until = self._machine.pause
+        return f"resumed; it takes no part {until}" if until else "it takes part again: it asks for its seat"
+
+    async def leave(self, at_once: bool) -> str:
+        """End the daemon, once this node has left; a sentence for who asked."""
+        self._going, self._at_once = True, at_once
+        self._machine.pause_until("")
+        finished = self._machine.state.head.finished
+        self._machine.feed(member.LeaveRun(finishing=not at_once))
+        if at_once or finished or self._machine.state.lead:  # of a finished run there is no roster to leave
+            self._tasks.stop()
+        return self._said("leaves")
+
+    def _ours(self, does: str) -> None:
+        if self._machine.state.lead:
+            raise LocalError(f"this is a box of a cluster, which its lead {does}: say it there, or `dilocox leave` here")
+
+    def _said(self, does: str) -> str:
+        state = self._machine.state
+        head, least = state.head, state.manifest.rounds.min_clusters
+        alone = state.on_roster and not head.finished and len(head.roster) <= least
+        still = f"; the run needs {least} clusters, and waits until so many are live" if alone else ""
+        if head.finished:
+            return (
+                "the run is finished: this node ends now"
+                if does == "leaves"
+                else "the run is finished: nothing is left to pause"
+            )
+        if not state.leaving:
+            return f"it {does} when round {state.finishing} has its work and its vote{still}"
+        gives_up = state.on_roster and pb.KIND_CONTRIBUTION not in state.open.own
+        return f"it {does} now{f', and gives up round {head.round}' if gives_up else ''}{still}"
+
+    # Consequences
+
+    async def follow(self) -> None:
+        """End the workers when this node has left, and the daemon where its operator wants that; until cancelled."""
+        while True:
+            changed = self._machine.changes.next
+            state = self._machine.state
+            if state.leaving and not state.lead and self._ending is None:
+                self._ending = self._tasks.start(self._workers.stop(), "end the workers")
+            if self._going and member.parted(state) and (self._at_once or not _is_fetched(state)):
+                self._tasks.stop()
+            await changed.wait()
+
+    async def work(self) -> None:
+        """Run the workers while this node takes part, until cancelled or the run cannot continue here."""
+        while True:
+            while True:
+                changed = self._machine.changes.next
+                if not self._machine.state.leaving:
+                    break
+                self._workers.progress.stand_still()
+                await changed.wait()
+            await self._workers.run()
+
+    async def go(self, seconds: float) -> None:
+        """Say goodbye (for at most `seconds`), then end the workers."""
+        self._going, self._at_once = True, True
+        self._machine.pause_until("")
+        self._machine.feed(member.LeaveRun())
+        unsaid = not self._machine.state.lead  # a follower host's lead host leaves for it
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while unsaid:
+                    changed = self._machine.changes.next
+                    if member.parted(self._machine.state):
+                        break
+                    await changed.wait()
+        await self._workers.stop()
+
+
+def _is_fetched(state: MemberState) -> bool:
+    """Whether our work of the round that we finish is still voted on: who has not fetched it yet needs us."""
+    return pb.KIND_CONTRIBUTION in state.open.own and state.head.round == state.finishing and not state.head.finished

@@ -1,0 +1,1 @@
+"""Arithmetic models of time, memory and disk. Nothing here does I/O."""

@@ -1,0 +1,1 @@
+"""Files of a node that outlive its process."""

@@ -1,0 +1,1 @@
+"""Model, optimizer and pipeline of a worker."""

@@ -1,0 +1,1 @@
+"""Process of one worker: one device, one stage, one copy."""

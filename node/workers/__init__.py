@@ -1,0 +1,1 @@
+"""Worker processes of this host, and the devices they use."""

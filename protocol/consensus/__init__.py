@@ -1,0 +1,1 @@
+"""Rules by which every peer computes the same chain from the same statements."""

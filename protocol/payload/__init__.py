@@ -1,0 +1,1 @@
+"""Bytes of a pseudo-gradient, and the trees that name them."""

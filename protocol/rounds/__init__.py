@@ -1,0 +1,1 @@
+"""State machine of the coordinator's open round."""

@@ -1,0 +1,1 @@
+"""Signed definition of a run, and everything that follows from it alone."""

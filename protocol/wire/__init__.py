@@ -1,0 +1,1 @@
+"""Signed statements, as bytes on the wire."""

@@ -1,0 +1,1 @@
+"""Limits of what callers may take."""

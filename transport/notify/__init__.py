@@ -1,0 +1,1 @@
+"""Events as lines, files and messages to the operator."""

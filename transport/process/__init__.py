@@ -1,0 +1,1 @@
+"""Processes, tasks and memory of a daemon."""

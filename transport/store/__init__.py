@@ -1,0 +1,1 @@
+"""Files of a daemon: blobs, chain, corpora, events."""
