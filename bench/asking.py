@@ -25,7 +25,7 @@ from dilocox.transport.limits.traffic import Traffic
 from dilocox.transport.store.chain_file import ChainFile
 from dilocox.transport.store.event_log import EventLog
 from dilocox.views import json_views as views
-from dilocox.views.api_listener import Door
+from dilocox.views.api_listener import ApiListener
 from tests.helpers import COORDINATOR
 
 __all__ = ["main"]
@@ -62,7 +62,7 @@ async def measure(rounds: int, clusters: int, stages: int = STAGES) -> list[dict
         with closing(log), closing(ChainFile(folder / "chain.db", run, views.describe)) as chain:
             service = CoordinatorService(COORDINATOR, chain, pb.Envelope(), appraise)
             service.resume()
-            door = Door("127.0.0.1:0")
+            door = ApiListener("127.0.0.1:0")
             await door.show(create_coordinator_app(service, log, Traffic(), "coordinator"))
             try:
                 return [await ask(door.url, path) for path in paths(rounds)]

@@ -21,7 +21,7 @@ from dilocox.node.planning.time_model import model_payload_bytes
 from dilocox.protocol.run.manifest import Manifest
 from dilocox.protocol.run.tensors import parameter_count
 from dilocox.testnet.namespaces import Traffic, lacking
-from dilocox.testnet.swarm import LAN, WAN, Lines, Testnet
+from dilocox.testnet.swarm import LAN, WAN, LinkRates, Testnet
 from dilocox.transport.store.data_directory import load_identity
 
 __all__ = ["Line", "main", "missed"]
@@ -34,7 +34,7 @@ BEGUN = 2
 """Rounds after which all nodes have fetched the initial state."""
 SHARE = 0.6
 """Largest share of a single host's traffic on each link of two hosts."""
-LINES = Lines(lan=1e9, wan=1e8)
+LINES = LinkRates(lan=1e9, wan=1e8)
 POLL_SECONDS = 0.05
 PATIENCE_SECONDS = 600.0
 RUN = f"""

@@ -42,10 +42,10 @@ from dilocox.protocol.pb import worker_pb2 as worker
 from dilocox.protocol.wire.messages import open_envelope, seal
 from dilocox.transport.limits import caller_auth as callers
 from dilocox.transport.limits import head_gossip
-from dilocox.transport.limits.caller_auth import Callers, Credentials
-from dilocox.transport.limits.head_gossip import Heads
+from dilocox.transport.limits.caller_auth import CallerAuth, Credentials
+from dilocox.transport.limits.head_gossip import HeadGossip
 from dilocox.transport.net import tls
-from dilocox.transport.net.peer_directory import Directory
+from dilocox.transport.net.peer_directory import PeerDirectory
 from dilocox.transport.net.reachability import ReachService
 from dilocox.transport.net.rpc import create_server
 from dilocox.transport.store.blobs import BlobStore
@@ -102,13 +102,13 @@ class Servers:
             peer.lead.admit(BoxAdmission(RUN.run_id, identity(0).peer, SECRET, cuda=False, most=1))
             serve_also(peer.service, is_member=lambda name: name in peer.chain.head.cluster_by_peer)
             certificate = tls.load_or_create(folder)
-            callers = Callers(RUN.run_id, certificate.certificate_der)
-            service = cls.coordinate(folder, table, Contacts(callers, Directory(None, COORDINATOR, RUN.run_id, 1)))
+            callers = CallerAuth(RUN.run_id, certificate.certificate_der)
+            service = cls.coordinate(folder, table, Contacts(callers, PeerDirectory(None, COORDINATOR, RUN.run_id, 1)))
             server, port = await create_server("127.0.0.1:0", certificate)
             record = pb.PeerRecord(address=f"127.0.0.1:{port}", certificate=certificate.certificate_der, sequence=1)
             service.learn_own_record(seal(COORDINATOR, pb.KIND_PEER_RECORD, RUN.run_id, record))
             rpc.add_CoordinatorServicer_to_server(service, server)
-            rpc.add_ReachServicer_to_server(ReachService(RUN.run_id, callers, Heads()), server)
+            rpc.add_ReachServicer_to_server(ReachService(RUN.run_id, callers, HeadGossip()), server)
             rpc.add_AttestorServicer_to_server(AttestorService(), server)
             await server.start()
             closing.push_async_callback(server.stop, 0)

@@ -35,7 +35,7 @@ from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.protocol.run.manifest import Manifest
 from dilocox.protocol.wire.messages import canonical, open_envelope, seal
-from dilocox.transport.limits.caller_auth import Callers
+from dilocox.transport.limits.caller_auth import CallerAuth
 from dilocox.transport.net import tls
 from dilocox.transport.net.blob_server import PeerService, ServedRun
 from dilocox.transport.net.rpc import ChannelPool, create_server
@@ -144,7 +144,7 @@ async def ours(rank: int, address: str, folder: Path, run: Manifest) -> None:
     identity, store = load_identity(folder / "peer.key"), BlobStore(folder / "blobs")
     certificate = tls.load_or_create(folder)
     server, port = await create_server(f"{address}:0", certificate)
-    service = PeerService(store, Callers(run.run_id, certificate.certificate_der))
+    service = PeerService(store, CallerAuth(run.run_id, certificate.certificate_der))
     service.serve(ServedRun(is_member=lambda peer: True))
     rpc.add_PeerServicer_to_server(service, server)
     await server.start()

@@ -31,7 +31,7 @@ from dilocox.node.training.model.mesh import Mesh
 from dilocox.node.training.model.rendezvous import join_generation
 from dilocox.node.training.model.trainer import Commit, Take, Trainer
 from dilocox.node.training.worker.phase_end import Boundaries
-from dilocox.node.workers.devices import Machine
+from dilocox.node.workers.devices import Devices
 from dilocox.node.workers.environment import RENDEZVOUS
 from dilocox.node.workers.placement import tile
 from dilocox.protocol.run.manifest import Manifest
@@ -129,7 +129,7 @@ def moments(run: Manifest) -> list[int]:
 def measure(size: str, codec: str) -> list[dict[str, Any]]:
     run = run_of(SIZES[size], codec)
     tiling = tile([1] * BOXES, BOXES, run.training.microbatches, run.training.schedule)
-    planned = {lack.box: lack.needs for lack in lacks(run, tiling, [Machine(1, host_bytes=1)] * BOXES)}
+    planned = {lack.box: lack.needs for lack in lacks(run, tiling, [Devices(1, host_bytes=1)] * BOXES)}
     with tempfile.TemporaryDirectory() as name, ProcessPoolExecutor(BOXES, multiprocessing.get_context("spawn")) as pool:
         working = [pool.submit(work, rank, size, codec, Path(name)) for rank in range(BOXES)]
         held = [each.result() for each in working]

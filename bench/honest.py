@@ -20,10 +20,10 @@ from dilocox.protocol.norms import norm_code
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.protocol.wire.messages import Statement, open_envelope, seal
-from dilocox.transport.limits.caller_auth import Callers
+from dilocox.transport.limits.caller_auth import CallerAuth
 from dilocox.transport.net import tls
 from dilocox.transport.net.blob_server import PeerService, ServedRun
-from dilocox.transport.net.peer_directory import Directory
+from dilocox.transport.net.peer_directory import PeerDirectory
 from dilocox.transport.net.rpc import ChannelPool, create_server, fetch_blob
 from dilocox.transport.process.tasks import Tasks
 from dilocox.transport.store.blobs import BlobStore
@@ -58,7 +58,7 @@ class HonestPeer:
         certificate = tls.load_or_create(self._folder)
         server, port = await create_server("0.0.0.0:0", certificate)
         self.store = BlobStore(self._folder / "blobs")
-        service = PeerService(self.store, Callers(self._link.run_id, certificate.certificate_der))
+        service = PeerService(self.store, CallerAuth(self._link.run_id, certificate.certificate_der))
         rpc.add_PeerServicer_to_server(service, server)
         await server.start()
         self._closing.push_async_callback(server.stop, 0)
@@ -66,7 +66,9 @@ class HonestPeer:
         self._records[self.identity.peer] = self.record
         self._channels = ChannelPool(self.identity, self._link.run_id)
         self._closing.push_async_callback(self._channels.close)
-        self._coordinator = CoordinatorLink(self._link, Directory(None, self.identity, self._link.run_id, 1), self._channels)
+        self._coordinator = CoordinatorLink(
+            self._link, PeerDirectory(None, self.identity, self._link.run_id, 1), self._channels
+        )
         self.run, _ = await self._coordinator.run()
         self.chain = ChainFile(self._folder / "chain.db", self.run)
         self._closing.callback(self.chain.close)

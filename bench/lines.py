@@ -14,7 +14,7 @@ from bench.texts import Text
 from dilocox.node.planning.time_model import HEADERS
 from dilocox.protocol.run.manifest import Manifest
 from dilocox.testnet.namespaces import Traffic, lacking
-from dilocox.testnet.swarm import WAN, Lines, Testnet
+from dilocox.testnet.swarm import WAN, LinkRates, Testnet
 from dilocox.transport.store.data_directory import load_identity
 
 __all__ = ["PATIENCE_SECONDS", "Swarm", "swarm", "until"]
@@ -97,7 +97,7 @@ def swarm(
     folder.mkdir(parents=True, exist_ok=True)
     owner = load_identity(folder / "run.key")
     filled = run.replace("{owner}", owner.key.hex())
-    lines = Lines(wan=bits_per_second) if spaces else None
+    lines = LinkRates(wan=bits_per_second) if spaces else None
     key = (folder / "run.key").read_bytes()
     testnet = Testnet.create(folder / "swarm", filled.encode(), key, nodes, options, text.folder, lines=lines)
     testnet.coordinator.arguments.append("--no-dht")

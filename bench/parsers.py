@@ -23,7 +23,7 @@ from dilocox.coordinator.kv_store import StoreError, StoreRefusedError
 from dilocox.node.attest import simulated
 from dilocox.node.hosts.cluster_link import ClusterLink
 from dilocox.node.outer import checkpoint
-from dilocox.node.state.signed_statements import OwnStatements
+from dilocox.node.state.signed_statements import SignedStatementLog
 from dilocox.protocol.consensus import chain, terms
 from dilocox.protocol.consensus.head import initial_head
 from dilocox.protocol.crypto import sha256
@@ -41,7 +41,7 @@ from dilocox.protocol.wire.messages import Statement, canonical, open_envelope, 
 from dilocox.transport.archive.storage import open_storage
 from dilocox.transport.limits import caller_auth, head_gossip
 from dilocox.transport.net import tls
-from dilocox.transport.net.peer_directory import Directory, cached_records
+from dilocox.transport.net.peer_directory import PeerDirectory, cached_records
 from dilocox.transport.store.blobs import BlobStore, PartialBlob, blob_digest
 from dilocox.transport.store.chain_file import ChainFile
 from dilocox.transport.store.corpus_store import parse_folders
@@ -274,7 +274,7 @@ def _names() -> list[Target]:
     owned = manifest(run={"owner": COORDINATOR.key.hex()})
     signed = seal(COORDINATOR, pb.KIND_MANIFEST, owned.run_id, owned.canonical_bytes()).envelope
     pen = caller_auth.Credentials(identity(1), RUN.run_id, b"der")
-    known = caller_auth.Callers(RUN.run_id, b"der")
+    known = caller_auth.CallerAuth(RUN.run_id, b"der")
     tip = services.Tip(round=3, head=digest(3), why="a sentence").SerializeToString()
 
     def document(raw: bytes) -> None:
@@ -312,7 +312,7 @@ def _names() -> list[Target]:
         assert known.peer(cast(caller_auth.Context, Call(raw))) == identity(1).peer, "somebody who did not sign"
 
     def tips(raw: bytes) -> None:
-        head_gossip.Heads().take("somebody", ((head_gossip.HEADER, raw),))
+        head_gossip.HeadGossip().take("somebody", ((head_gossip.HEADER, raw),))
 
     def page(raw: bytes) -> None:
         host, _, origin = _text(raw).partition("\n")
@@ -422,7 +422,7 @@ def _files(folder: Path) -> list[Target]:
 
     def starts(opened: DataDirectory) -> None:
         number = opened.start_number()
-        Directory(None, identity(1), RUN.run_id, number).seal_record("192.0.2.1:1", b"", "", [])
+        PeerDirectory(None, identity(1), RUN.run_id, number).seal_record("192.0.2.1:1", b"", "", [])
 
     def ports(opened: DataDirectory) -> None:
         facts = opened.remembered()
@@ -434,7 +434,7 @@ def _files(folder: Path) -> list[Target]:
             assert digests == [commit.digest for commit in table.commits][: opened.length], "a chain that nobody wrote"
 
     def own(raw: bytes) -> None:
-        with closing(OwnStatements(fresh("own.db", raw), RUN.run_id)) as opened:
+        with closing(SignedStatementLog(fresh("own.db", raw), RUN.run_id)) as opened:
             for one in opened.all():
                 assert one.envelope in [statement.envelope for statement in said], "what nobody signed"
             seal(identity(1), pb.KIND_HEARTBEAT, RUN.run_id, pb.Heartbeat(sequence=opened.next_sequence()))
@@ -466,7 +466,7 @@ def _files(folder: Path) -> list[Target]:
         for commit in table.commits:
             chain_file.append(commit.envelope)
     database = (home / "chain.db").read_bytes()
-    with closing(OwnStatements(fresh("own.db", b""), RUN.run_id)) as kept:
+    with closing(SignedStatementLog(fresh("own.db", b""), RUN.run_id)) as kept:
         for statement in said[:3]:
             kept.keep(statement)
         kept.next_sequence()

@@ -25,7 +25,7 @@ from dilocox.protocol.checks import availability_rules
 from dilocox.protocol.consensus import chain, rules
 from dilocox.protocol.consensus.chain import Closing
 from dilocox.protocol.consensus.head import Head, advance, initial_head
-from dilocox.protocol.consensus.pool import Gathered
+from dilocox.protocol.consensus.pool import StatementPool
 from dilocox.protocol.crypto import Identity, sha256
 from dilocox.protocol.norms import norm_code
 from dilocox.protocol.pb import messages_pb2 as pb
@@ -201,7 +201,7 @@ def cpu_seconds(action: Callable[[], Any]) -> tuple[Any, float]:
     return result, time.process_time() - before
 
 
-def fold(run: Manifest, head: Head, gathered: Gathered, statements: list[Statement[Any]]) -> Gathered:
+def fold(run: Manifest, head: Head, gathered: StatementPool, statements: list[Statement[Any]]) -> StatementPool:
     for statement in statements:
         after = rules.judge(run, head, gathered, statement)[1]
         assert after is not gathered
@@ -221,7 +221,7 @@ def commit_and_verify(clusters: int, stages: int, options: bool = True) -> dict[
     crowd = Crowd(run, clusters)
     head = advance(run, crowd.genesis())
     head = replace(head, state=b"", built_by=frozenset(head.roster))  # as after a round that counted all of them
-    gathered = fold(run, head, Gathered(), [*crowd.reports(head), *crowd.claims(head), *crowd.contributions(head)])
+    gathered = fold(run, head, StatementPool(), [*crowd.reports(head), *crowd.claims(head), *crowd.contributions(head)])
     alone = sorted(slot[0].digest for slot in gathered.contributions.values())
     body = pb.Ballot(round=head.round, head=head.digest, contributions=alone, seconds=60)
     ballot = seal(COORDINATOR, pb.KIND_BALLOT, run.run_id, body)

@@ -19,7 +19,7 @@ from bench.report import bench_parser
 from dilocox.coordinator.driver import RoundDriver, clock
 from dilocox.coordinator.kv_store import StoreError
 from dilocox.coordinator.round_log import RoundLog
-from dilocox.coordinator.shared_log import Holder, SharedLog
+from dilocox.coordinator.shared_log import Candidate, SharedLog
 from dilocox.protocol.rounds import round_machine
 from dilocox.transport.store.chain_file import ChainFile
 from dilocox_etcd.client import Etcd, parse_store
@@ -51,7 +51,7 @@ async def measure(chain: ChainFile, log: RoundLog | None, count: int) -> float:
 
 def office(folder: Path, number: int, at: str) -> tuple[Etcd, SharedLog, ChainFile]:
     store, chain = Etcd(parse_store(f"etcd://{at}/bench")), ChainFile(folder / f"{number}.db", RUN)
-    me = Holder(f"office {number}", f"127.0.0.1:{number + 1}", bytes([number] * 32).hex())
+    me = Candidate(f"office {number}", f"127.0.0.1:{number + 1}", bytes([number] * 32).hex())
     return store, SharedLog(store, "bench", chain, me, clock), chain
 
 

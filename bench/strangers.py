@@ -33,7 +33,7 @@ from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.testnet.swarm import Testnet
 from dilocox.transport.net.rpc import allow_open_files
 from dilocox.transport.net.tls import fetch_certificate
-from dilocox.transport.process.malloc import few_arenas
+from dilocox.transport.process.malloc import limit_arenas
 from dilocox.transport.store.data_directory import format_identity
 
 __all__ = ["main", "measure", "missed"]
@@ -237,7 +237,7 @@ def main(arguments: Sequence[str] = ()) -> list[str]:
     parser.add_argument("--connections", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
-    few_arenas()  # as `dilocox` does: the honest peers live here
+    limit_arenas()  # as `dilocox` does: the honest peers live here
     if options.quick:
         result = asyncio.run(measure(10.0, 100, QUICK_STEP_SECONDS, options.seed, flood_seconds=3.0))
     else:

@@ -8,7 +8,7 @@ import typer
 from dilocox.cli.common import console, fail
 from dilocox.cli.environment import Root
 from dilocox.cli.exit_codes import Exit
-from dilocox.transport.process.malloc import few_arenas
+from dilocox.transport.process.malloc import limit_arenas
 from dilocox.views.error_codes import FAULTS, code_of, do_about
 
 __all__ = ["app", "main"]
@@ -44,7 +44,7 @@ def _options(
 
 def main() -> None:
     """Run the command, and exit with a code of exit_codes.py."""
-    few_arenas()
+    limit_arenas()
     try:
         try:
             app()

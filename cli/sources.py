@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dilocox.cli.common import find_chain_files, read_link, set_up_logging
 from dilocox.cli.progress import Working, working
-from dilocox.node.run_reader import Reader, open_archived, open_reader
+from dilocox.node.run_reader import RunReader, open_archived, open_reader
 from dilocox.protocol.ids import JoinLink
 from dilocox.transport.archive.source import ArchivePlace
 from dilocox.transport.process.health import base_folder
@@ -21,7 +21,7 @@ READER = "reader"
 LOOK_SECONDS = 0.2
 ASKING = "asking the run's peers"
 
-Fetch = Callable[[Reader], Awaitable[int]]
+Fetch = Callable[[RunReader], Awaitable[int]]
 
 
 @contextmanager
@@ -50,7 +50,7 @@ def _folder(home: Path | None) -> DataDirectory:
 
 
 @asynccontextmanager
-async def following(join: str, home: Path | None) -> AsyncIterator[Reader]:
+async def following(join: str, home: Path | None) -> AsyncIterator[RunReader]:
     """Yield a reader of a running run; `home` as for `reading`."""
     set_up_logging(verbose=False)
     with closing(_folder(home)) as folder:
@@ -61,7 +61,7 @@ async def following(join: str, home: Path | None) -> AsyncIterator[Reader]:
 
 
 @asynccontextmanager
-async def fetching(reader: Reader) -> AsyncIterator[None]:
+async def fetching(reader: RunReader) -> AsyncIterator[None]:
     """Show the progress of downloads from the run's peers."""
     with working(ASKING, bytes=True) as bar:
         async with _shown(reader, bar, ASKING):
@@ -69,7 +69,7 @@ async def fetching(reader: Reader) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def _shown(reader: Reader, bar: Working, asking: str) -> AsyncIterator[None]:
+async def _shown(reader: RunReader, bar: Working, asking: str) -> AsyncIterator[None]:
     """Show the bytes received so far, and the total if it is known."""
     before, _ = reader.progress()
 

@@ -14,11 +14,11 @@ from typing import Protocol
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from dilocox.coordinator.frontend import Desk
+from dilocox.coordinator.frontend import CoordinatorFrontend
 from dilocox.coordinator.kv_store import StorePlace
-from dilocox.coordinator.leadership import Office, take_office, win_office, write_down_store
+from dilocox.coordinator.leadership import Leadership, campaign, lead_alone, write_down_store
 from dilocox.coordinator.service import Contacts, CoordinatorService
-from dilocox.coordinator.shared_log import DeposedError, Holder, SharedLog
+from dilocox.coordinator.shared_log import Candidate, DeposedError, SharedLog
 from dilocox.protocol.crypto import Identity, sha256
 from dilocox.protocol.errors import ConfigError, RemoteError
 from dilocox.protocol.ids import JoinLink, Way
@@ -35,18 +35,18 @@ from dilocox.transport.limits.rate_limits import Rates
 from dilocox.transport.limits.traffic import Traffic
 from dilocox.transport.net.blob_server import PeerService, Served, ServedRun
 from dilocox.transport.net.network import Listen, Network, open_network
-from dilocox.transport.notify.event_sinks import open_diary
+from dilocox.transport.notify.event_sinks import open_event_log
 from dilocox.transport.notify.notify import Notice
-from dilocox.transport.process.disk_pressure import while_there_is_room
+from dilocox.transport.process.disk_pressure import restart_when_writable
 from dilocox.transport.process.tasks import Stopped, Tasks
 from dilocox.transport.store.appointment_bundle import take_over
 from dilocox.transport.store.blobs import BlobStore
 from dilocox.transport.store.chain_file import ChainFile
-from dilocox.transport.store.corpus_store import Shelf, corpus_in, weights_shelf
+from dilocox.transport.store.corpus_store import ExposedCorpus, corpus_in, weights_shelf
 from dilocox.transport.store.data_directory import DataDirectory
 from dilocox.transport.store.event_log import EventLog
 from dilocox.views import json_views as views
-from dilocox.views.api_listener import Door, open_door
+from dilocox.views.api_listener import ApiListener, open_listener
 from dilocox.views.health import answers_of_coordinator
 from dilocox.views.http import add_run_routes, create_app
 from dilocox.views.metrics import RunMetrics
@@ -110,7 +110,7 @@ async def run_coordinator(
         raise ConfigError("the owner key beside the run file is not the one that run.owner names")
     home = DataDirectory(settings.home, settings.identity)
     shared_before = write_down_store(home.run_folder(manifest.run_id), settings.store)
-    async with open_door(settings.api, home, manifest.run_id, settings.name) as door:
+    async with open_listener(settings.api, home, manifest.run_id, settings.name) as door:
 
         async def live(stopped: asyncio.Event) -> None:
             nonlocal shared_before
@@ -124,7 +124,7 @@ async def run_coordinator(
                     log.warning("this coordinator leads no more, and stands by: %s", error)
                     shared_before = True
 
-        await while_there_is_room(home.folder, live, door.no_room)
+        await restart_when_writable(home.folder, live, door.no_room)
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class Daemon:
 
     settings: CoordinatorSettings
     home: DataDirectory
-    door: Door
+    door: ApiListener
     tasks: Tasks
     closing: AsyncExitStack
 
@@ -154,7 +154,7 @@ async def _live(
     appraise: Appraiser,
     compute: ComputeState,
     stopped: asyncio.Event,
-    door: Door,
+    door: ApiListener,
     shared_before: bool,
 ) -> None:
     """`run_coordinator`, until a write fails."""
@@ -166,7 +166,7 @@ async def _live(
         chain, signed = await _open_run(daemon, compute)
         served = await _open_network(daemon, chain)
 
-        def tell_link(others: Sequence[Holder] = ()) -> None:
+        def tell_link(others: Sequence[Candidate] = ()) -> None:
             link = _link(settings.manifest, home, served.network, others)
             ports = served.network.endpoint.ports
             home.announce(role="coordinator", api=door.url, link=str(link), **daemon.facts, **ports)
@@ -197,13 +197,13 @@ async def _open_run(daemon: Daemon, compute: ComputeState) -> tuple[ChainFile, p
 class Server:
     """Server of this coordinator, and its parts before this coordinator leads."""
 
-    desk: Desk
+    desk: CoordinatorFrontend
     network: Network
     traffic: Traffic
 
 
 async def _open_network(daemon: Daemon, chain: ChainFile) -> Server:
-    settings, desk, traffic = daemon.settings, Desk(), Traffic(daemon.settings.upload)
+    settings, desk, traffic = daemon.settings, CoordinatorFrontend(), Traffic(daemon.settings.upload)
     network = await open_network(
         daemon.home,
         settings.manifest.run_id,
@@ -224,15 +224,15 @@ async def _lead(
     daemon: Daemon,
     chain: ChainFile,
     served: Server,
-    tell_link: Callable[[Sequence[Holder]], None],
+    tell_link: Callable[[Sequence[Candidate]], None],
     shared_before: bool,
-) -> Office:
+) -> Leadership:
     """Return when this coordinator leads: at once where it is the only one."""
     settings, network, desk = daemon.settings, served.network, served.desk
     if settings.store is None:
-        return await take_office(daemon.home, chain, network, desk)
+        return await lead_alone(daemon.home, chain, network, desk)
     await daemon.door.wait("it asks the store")
-    return await win_office(
+    return await campaign(
         settings.store,
         settings.name,
         daemon.home,
@@ -248,13 +248,13 @@ async def _lead(
 
 
 async def _open_service(
-    daemon: Daemon, chain: ChainFile, signed: pb.Envelope, appraise: Appraiser, served: Server, office: Office
+    daemon: Daemon, chain: ChainFile, signed: pb.Envelope, appraise: Appraiser, served: Server, office: Leadership
 ) -> tuple[CoordinatorService, EventLog]:
     """Continue the open round, and serve it."""
     settings, home = daemon.settings, daemon.home
     run, peer = settings.manifest.run.name, home.identity.peer
     about = {**daemon.facts, "run": run, "peer": peer, "role": "coordinator"}
-    events = await open_diary(daemon.folder, home.folder, settings.notice, about, daemon.tasks, daemon.closing)
+    events = await open_event_log(daemon.folder, home.folder, settings.notice, about, daemon.tasks, daemon.closing)
     contacts = Contacts(served.network.callers, served.network.directory)
     service = CoordinatorService(home.identity, chain, signed, appraise, rounds=office.log, contacts=contacts, events=events)
     service.resume()
@@ -262,7 +262,7 @@ async def _open_service(
     return service, events
 
 
-async def _serve(daemon: Daemon, service: CoordinatorService, events: EventLog, served: Server, office: Office) -> None:
+async def _serve(daemon: Daemon, service: CoordinatorService, events: EventLog, served: Server, office: Leadership) -> None:
     """Start the loops, the page and the API."""
     tasks, door, name = daemon.tasks, daemon.door, daemon.settings.name
     tasks.start(service.driver.run(), "rounds")
@@ -305,7 +305,7 @@ async def remind(service: CoordinatorService) -> None:
             log.warning("%s: %s", round_machine.why_open(service.state), FEWER_MACHINES)
 
 
-def _link(manifest: Manifest, home: DataDirectory, network: Network, others: Sequence[Holder]) -> JoinLink:
+def _link(manifest: Manifest, home: DataDirectory, network: Network, others: Sequence[Candidate]) -> JoinLink:
     """Return the join link to this coordinator and to the standbys with its key; the next version of its record names
     them, too."""
     digest, dht = sha256(network.endpoint.certificate.certificate_der), list(network.endpoint.dht_addresses)
@@ -330,7 +330,7 @@ def _serve_data(
             settings.manifest.data.name,
         )
     else:
-        shelves.append(Shelf(settings.data, digest))
+        shelves.append(ExposedCorpus(settings.data, digest))
         corpus = corpus_in(settings.data, digest)
         missing = [blob for blob, _ in corpus.blobs if blob not in settings.data] if corpus is not None else [digest]
         if missing:

@@ -21,7 +21,7 @@ from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.events import Event
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.rounds import round_machine
-from dilocox.protocol.rounds.round_events import Telling
+from dilocox.protocol.rounds.round_events import RoundEvents
 from dilocox.protocol.rounds.round_machine import (
     Close,
     Differ,
@@ -76,7 +76,7 @@ class RoundDriver:
         self._outbox: list[Statement[object] | Differ] = []
         """Effects that leave when the batch is durable, in order."""
         self._emit = emit
-        self._telling, self._happened = Telling(), list[Event]()
+        self._telling, self._happened = RoundEvents(), list[Event]()
         self._closing: asyncio.Task[None] | None = None
         """While a commit is made, `state` is the one that it closes …"""
         self._queued: list[Input] = []

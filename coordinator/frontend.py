@@ -19,14 +19,14 @@ from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.protocol.wire.messages import Statement, open_envelope
 from dilocox.transport.limits.addresses import address_of
-from dilocox.transport.limits.caller_auth import Callers, Context
+from dilocox.transport.limits.caller_auth import CallerAuth, Context
 from dilocox.transport.net.peer_directory import is_overtaken, life_of
 from dilocox.transport.store.chain_file import ChainFile
 
-__all__ = ["Desk", "ElectionService", "Incarnation"]
+__all__ = ["CoordinatorFrontend", "ElectionService", "Incarnation"]
 
 
-class Desk(rpc.CoordinatorServicer):
+class CoordinatorFrontend(rpc.CoordinatorServicer):
     def __init__(self) -> None:
         self.service: CoordinatorService | None = None
         """Service of the leader. None: this coordinator does not lead."""
@@ -89,7 +89,7 @@ class Incarnation(Protocol):
 
 
 class ElectionService(rpc.ElectionServicer):
-    def __init__(self, desk: Desk, chain: ChainFile, callers: Callers, incarnation: Incarnation) -> None:
+    def __init__(self, desk: CoordinatorFrontend, chain: ChainFile, callers: CallerAuth, incarnation: Incarnation) -> None:
         self._incarnation = incarnation
         self._desk, self._callers, self._run_id = desk, callers, chain.manifest.run_id
         self._streams = Streams(lambda peer: peer in chain.head.cluster_by_peer, chain.manifest.may_read)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dilocox.coordinator.driver import clock
-from dilocox.coordinator.frontend import Desk, ElectionService
+from dilocox.coordinator.frontend import CoordinatorFrontend, ElectionService
 from dilocox.coordinator.kv_store import StorePlace
 from dilocox.coordinator.service import CoordinatorService
-from dilocox.coordinator.shared_log import Holder, SharedLog
+from dilocox.coordinator.shared_log import Candidate, SharedLog
 from dilocox.coordinator.standby import stand_by
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import ConfigError
@@ -23,7 +23,7 @@ from dilocox.transport.store.chain_file import ChainFile
 from dilocox.transport.store.data_directory import DataDirectory
 from dilocox.transport.store.files import write_atomically
 
-__all__ = ["Office", "take_office", "win_office", "write_down_store"]
+__all__ = ["Leadership", "campaign", "lead_alone", "write_down_store"]
 
 MARKER = "shared-store"
 """File in the run's folder of a coordinator that was started with a store."""
@@ -61,10 +61,10 @@ class OwnIncarnation:
 
 
 @dataclass(frozen=True)
-class Office:
+class Leadership:
     """Parts of a coordinator that leads."""
 
-    desk: Desk
+    desk: CoordinatorFrontend
     election: ElectionService
     log: SharedLog | None
     """Log in the store. None: this is the only coordinator, and it leads from its start."""
@@ -75,35 +75,35 @@ class Office:
         self.election.lead()
 
 
-async def take_office(home: DataDirectory, chain: ChainFile, network: Network, desk: Desk) -> Office:
+async def lead_alone(home: DataDirectory, chain: ChainFile, network: Network, desk: CoordinatorFrontend) -> Leadership:
     """Make the only coordinator leader. Nodes may have records of earlier coordinators."""
     election = ElectionService(desk, chain, network.callers, OwnIncarnation(home, network, None))
     rpc.add_ElectionServicer_to_server(election, network.server)
     await network.server.start()
     freeze_startup()
-    return Office(desk, election, None)
+    return Leadership(desk, election, None)
 
 
-async def win_office(
+async def campaign(
     place: StorePlace,
     name: str,
     home: DataDirectory,
     chain: ChainFile,
     network: Network,
-    desk: Desk,
+    desk: CoordinatorFrontend,
     tasks: Tasks,
     closing: AsyncExitStack,
     tell: Callable[[str], None],
-    tell_places: Callable[[Sequence[Holder]], None],
+    tell_places: Callable[[Sequence[Candidate]], None],
     shared_before: bool,
-) -> Office:
+) -> Leadership:
     """Stand by until this coordinator leads. From then on `tasks` renew the lease, and fail with DeposedError once it is
     lost. `tell` receives sentences about progress, `tell_places` the coordinators' addresses. `shared_before`: see
     `SharedLog`. Raises Stopped, ConfigError."""
     digest = sha256(network.endpoint.certificate.certificate_der)
     store, channels = place.open(), ChannelPool(home.identity, chain.manifest.run_id)
     closing.push_async_callback(store.close)
-    me = Holder(name, network.address, digest.hex(), network.endpoint.dht_addresses)
+    me = Candidate(name, network.address, digest.hex(), network.endpoint.dht_addresses)
     log = SharedLog(store, place.prefix, chain, me, clock, shared_before, tell_places)
     closing.push_async_callback(log.resign)
     closing.push_async_callback(channels.close)
@@ -125,4 +125,4 @@ async def win_office(
         home.start_number(above=number - 1)
     network.directory.number_from(number)
     network.own.publish()
-    return Office(desk, election, log)
+    return Leadership(desk, election, log)

@@ -46,7 +46,7 @@ from dilocox.protocol.rounds.round_machine import Moment
 from dilocox.protocol.wire.messages import open_envelope
 from dilocox.transport.store.chain_file import ChainFile
 
-__all__ = ["BehindError", "DeposedError", "Holder", "SharedLog", "UnreadableError"]
+__all__ = ["BehindError", "Candidate", "DeposedError", "SharedLog", "UnreadableError"]
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class UnreadableError(LocalError):
 
 
 @dataclass(frozen=True)
-class Holder:
+class Candidate:
     """Address of a coordinator, as it writes it to the store."""
 
     name: str
@@ -98,7 +98,7 @@ class Holder:
     dht: tuple[str, ...] = ()
 
     @classmethod
-    def parse(cls, raw: bytes) -> "Holder":
+    def parse(cls, raw: bytes) -> "Candidate":
         """Raises ValueError."""
         try:
             said = json.loads(raw)
@@ -116,10 +116,10 @@ class Holder:
         return f"{self.name} at {self.address}"
 
 
-def _place(item: Item) -> Holder | None:
+def _place(item: Item) -> Candidate | None:
     """Return a coordinator's address. None: no coordinator wrote this value."""
     try:
-        return Holder.parse(item.value)
+        return Candidate.parse(item.value)
     except ValueError as error:
         log.warning("%s in the store is passed over: %s", item.key, error)
         return None
@@ -131,10 +131,10 @@ class SharedLog:
         store: Store,
         prefix: str,
         chain: ChainFile,
-        me: Holder,
+        me: Candidate,
         clock: Callable[[], Moment],
         shared_before: bool = False,
-        tell_places: Callable[[Sequence[Holder]], None] = lambda places: None,
+        tell_places: Callable[[Sequence[Candidate]], None] = lambda places: None,
     ) -> None:
         """Read and write nothing yet. `clock`: the driver's. `shared_before`: others may have signed statements that this
         chain does not contain. `tell_places`: called with the other coordinators' addresses after a change."""
@@ -158,9 +158,9 @@ class SharedLog:
         """Whether the log has a batch that ends."""
         self._starts: deque[int] = deque()
         """First chunks of the log's batches that contain a commit."""
-        self.leader: Holder | None = None
+        self.leader: Candidate | None = None
         """Leader at the last read."""
-        self.places: tuple[Holder, ...] = ()
+        self.places: tuple[Candidate, ...] = ()
         """Addresses of all coordinators of the run, this one included."""
         self.healed = False
 
@@ -194,7 +194,7 @@ class SharedLog:
         """Read which coordinator leads, and the addresses of all. Raises StoreError."""
         leaders = await self._store.read(self._key("leader"), self._key("leader0"), 1)
         try:
-            self.leader = Holder.parse(leaders[0].value) if leaders else None
+            self.leader = Candidate.parse(leaders[0].value) if leaders else None
         except ValueError as error:
             raise StoreError(f"its key {self._key('leader')} says nothing that a coordinator wrote: {error}") from error
         places = await self._store.read(self._key("places/"), self._key("places0"), limits.COORDINATORS)

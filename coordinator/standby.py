@@ -8,7 +8,7 @@ import grpc
 import grpc.aio
 
 from dilocox.coordinator.kv_store import StoreError
-from dilocox.coordinator.shared_log import FOLLOW_SECONDS, BehindError, Holder, SharedLog, UnreadableError
+from dilocox.coordinator.shared_log import FOLLOW_SECONDS, BehindError, Candidate, SharedLog, UnreadableError
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.ids import Way
 from dilocox.protocol.pb import messages_pb2 as pb
@@ -64,7 +64,7 @@ async def _catch_up(shared: SharedLog, chain: ChainFile, channels: ChannelPool, 
     return f"it stands by: {shared.leader} leads"
 
 
-async def _fetch(leader: Holder, chain: ChainFile, channels: ChannelPool, until: int) -> None:
+async def _fetch(leader: Candidate, chain: ChainFile, channels: ChannelPool, until: int) -> None:
     record = await record_of(Way(leader.address, bytes.fromhex(leader.certificate)))
     stream = rpc.CoordinatorStub(channels.channel(record)).Watch(services.WatchRequest(from_round=chain.length))
     try:

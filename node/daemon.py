@@ -15,7 +15,7 @@ from dilocox.node.attest.kinds import require_kinds
 from dilocox.node.attest.prover import Challenger, Prover, prove
 from dilocox.node.cluster.cluster_hosts import ClusterSettings
 from dilocox.node.cluster.factory import (
-    Employment,
+    HostWorkers,
     admission,
     follow_lead,
     has_trained,
@@ -23,11 +23,11 @@ from dilocox.node.cluster.factory import (
     open_workplace,
     worker_pool,
 )
-from dilocox.node.cluster.private_data import OwnText, open_own_text
+from dilocox.node.cluster.private_data import PrivateData, open_private_data
 from dilocox.node.context.peer import (
     MANIFEST,
     Daemon,
-    Place,
+    PeerRuntime,
     find_relays,
     keep_manifest,
     open_chain,
@@ -46,19 +46,19 @@ from dilocox.node.exchange.relay_store import RelayStore
 from dilocox.node.exchange.relays import Relays
 from dilocox.node.exchange.shards import OwnShards, Shards, find_shards
 from dilocox.node.hosts.cluster_link import address_on, exposed
-from dilocox.node.hosts.lead_connection import LeadLine, hello_of
+from dilocox.node.hosts.lead_connection import LeadConnection, hello_of
 from dilocox.node.member.checks import CorpusStore, Loops, Parts
 from dilocox.node.member.checks import loops as loops_of_checks
 from dilocox.node.member.driver import MemberDriver
 from dilocox.node.member.judging import Judging
 from dilocox.node.member.participant import Participant, Workers
-from dilocox.node.member.participation import Attendance
+from dilocox.node.member.participation import ParticipationSchedule
 from dilocox.node.preflight.machine import of_room
 from dilocox.node.state.run_data import RunData, open_run_data
-from dilocox.node.state.signed_statements import OwnStatements
-from dilocox.node.workers.devices import Machine, this_machine
+from dilocox.node.state.signed_statements import SignedStatementLog
+from dilocox.node.workers.devices import Devices, this_machine
 from dilocox.node.workers.pool import LOOPBACK, WorkerPool
-from dilocox.node.workers.progress import Crew
+from dilocox.node.workers.progress import ClusterProgress
 from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.protocol.member import member, phase
 from dilocox.protocol.member.node_status import FEWER_MACHINES, FINISHED, REMINDER_SECONDS
@@ -68,12 +68,12 @@ from dilocox.protocol.run.run_lint import Level
 from dilocox.protocol.wire.attestation import SIMULATED, AttestationError
 from dilocox.protocol.wire.messages import Statement
 from dilocox.transport.archive.source import ArchiveSource
-from dilocox.transport.notify.event_sinks import open_diary
-from dilocox.transport.process.disk_pressure import lack_of_room
+from dilocox.transport.notify.event_sinks import open_event_log
+from dilocox.transport.process.disk_pressure import lack_of_space
 from dilocox.transport.process.tasks import Tasks
 from dilocox.transport.store.blobs import BlobStore
 from dilocox.transport.store.chain_file import ChainFile
-from dilocox.transport.store.corpus_store import Shelf, named_store
+from dilocox.transport.store.corpus_store import ExposedCorpus, named_store
 from dilocox.transport.store.data_directory import DataDirectory
 from dilocox.transport.store.event_log import EventLog
 from dilocox.views import json_views as views
@@ -108,16 +108,16 @@ async def _take_part(settings: NodeSettings, daemon: Daemon) -> None:
 class OpenRun:
     """The run, as far as this machine knows it."""
 
-    machine: Machine
+    machine: Devices
     coordinator: CoordinatorLink
     chain: ChainFile
     data: BlobStore
     """Store with its corpus."""
-    own_text: OwnText | None
+    own_text: PrivateData | None
     """Corpus that this node trains on; None: the run's."""
     pool: WorkerPool
     events: EventLog
-    own: OwnStatements
+    own: SignedStatementLog
 
     @property
     def account(self) -> "Account | None":
@@ -144,11 +144,11 @@ async def _open_run(settings: NodeSettings, daemon: Daemon) -> OpenRun:
         raise ConfigError("--account names who is paid, and this run settles nothing: leave it away")
     if settings.boxes == 1 and settings.cluster is None:
         await asyncio.to_thread(warn_of_room, manifest, home.folder, devices, shards)
-    own_text = await asyncio.to_thread(open_own_text, settings, home.folder, manifest)
+    own_text = await asyncio.to_thread(open_private_data, settings, home.folder, manifest)
     place.door.tell(f"checking the run's data in {settings.data.get(manifest.data.name, home.folder / 'data')}")
     data = await asyncio.to_thread(_open_data, settings, home, manifest)
     # The folder that an operator named is not for peers, unless they find it with the coordinator.
-    keep_manifest(place, manifest, () if settings.data else [Shelf(data, bytes.fromhex(manifest.data.digest))])
+    keep_manifest(place, manifest, () if settings.data else [ExposedCorpus(data, bytes.fromhex(manifest.data.digest))])
     place.door.tell("reading the chain")
     pool = worker_pool(settings, machine, home, place, data, own_text)
     daemon.closing.push_async_callback(pool.close)
@@ -162,7 +162,7 @@ async def _open_run(settings: NodeSettings, daemon: Daemon) -> OpenRun:
     open_chain(place, chain, tasks)
     place.network.directory.know(chain.parties)
     events = await _open_events(settings, daemon, coordinator, manifest)
-    own = await asyncio.to_thread(OwnStatements, place.folder / "own.db", manifest.run_id)
+    own = await asyncio.to_thread(SignedStatementLog, place.folder / "own.db", manifest.run_id)
     daemon.files.callback(own.close)
     return OpenRun(machine, coordinator, chain, data, own_text, pool, events, own)
 
@@ -189,7 +189,7 @@ async def _open_events(settings: NodeSettings, daemon: Daemon, coordinator: Coor
     run_id, peer = manifest.run_id.hex(), daemon.home.identity.peer
     about = {"name": settings.name, "run": manifest.run.name, "run_id": run_id, "peer": peer, "role": "node"}
     folder, home, connected = daemon.place.folder, daemon.home.folder, lambda: coordinator.connected
-    return await open_diary(folder, home, settings.notice, about, daemon.tasks, daemon.files, connected)
+    return await open_event_log(folder, home, settings.notice, about, daemon.tasks, daemon.files, connected)
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ async def _open_storage(settings: NodeSettings, daemon: Daemon, run: OpenRun) ->
     return Storage(run_data, corpus, fetching_into, own_shards, relay_store, relays)
 
 
-def _open_shards(shards: Shards, place: Place, chain: ChainFile) -> OwnShards:
+def _open_shards(shards: Shards, place: PeerRuntime, chain: ChainFile) -> OwnShards:
     """Open the erasure shards of this node, and serve them. Blocking."""
     found = shards.open(place.folder, place.network.directory, place.channels, chain)
     run = place.blobs.run
@@ -242,16 +242,16 @@ class OpenCluster:
     """This host's part in its cluster, and its cluster's in the run."""
 
     node: MemberDriver
-    employment: Employment
+    employment: HostWorkers
     participant: Participant
-    attendance: Attendance
+    attendance: ParticipationSchedule
 
 
 async def _open_cluster(settings: NodeSettings, daemon: Daemon, run: OpenRun, storage: Storage) -> OpenCluster:
     """Connect the member machine and the workers, and replay the machine's signed statements. No worker runs yet."""
     tasks, place, me = daemon.tasks, daemon.place, daemon.home.identity
     context = RunContext(me, run.chain, place.store, tasks)
-    crew = Crew(tells_loss=run.account is None or not run.account.budget.bounds)
+    crew = ClusterProgress(tells_loss=run.account is None or not run.account.budget.bounds)
     lead, account = _lead(settings), settings.account
     state = member.start(run.chain.manifest, me.peer, run.chain.head, lead=lead, account=account)
     node = MemberDriver(context, state, run.own, crew, run.events)
@@ -260,7 +260,7 @@ async def _open_cluster(settings: NodeSettings, daemon: Daemon, run: OpenRun, st
     )
     if settings.cluster is not None:
         hello = hello_of(settings.cluster, me.peer, run.machine, run.own_digest)
-        line = LeadLine(settings.cluster, place.channels, hello)
+        line = LeadConnection(settings.cluster, place.channels, hello)
         employment = follow_lead(context, node, line, workplace, settings.interface)
     else:
         if settings.boxes > 1:
@@ -270,7 +270,7 @@ async def _open_cluster(settings: NodeSettings, daemon: Daemon, run: OpenRun, st
     directory, traffic = place.network.directory, place.channels.traffic
     participant = Participant(context, node, employment.workers, run.coordinator, directory, run.own, traffic)
     node.resume()
-    attendance = Attendance(node, employment.workers, tasks, place.folder, settings.hours, run.account)
+    attendance = ParticipationSchedule(node, employment.workers, tasks, place.folder, settings.hours, run.account)
     await attendance.look()
     return OpenCluster(node, employment, participant, attendance)
 
@@ -335,7 +335,7 @@ async def remind(participant: Participant) -> None:
             log.warning("%s: %s", participant.round_why, FEWER_MACHINES)
 
 
-async def _finish(node: MemberDriver, attendance: Attendance, ends: bool) -> None:
+async def _finish(node: MemberDriver, attendance: ParticipationSchedule, ends: bool) -> None:
     """Once the run is finished, log what comes next, or end the daemon."""
     await node.finished.wait()
     log.info("the run is finished. Next: %s", "this node ends (--exit-when-finished)" if ends else FINISHED)
@@ -350,7 +350,7 @@ def warn_of_room(manifest: Manifest, home: Path, devices: int | None, shards: Sh
             log.warning("%s: %s", finding.about, finding.says)
 
 
-async def _take_weights(folder: Path, place: Place, home: DataDirectory, manifest: Manifest) -> None:
+async def _take_weights(folder: Path, place: PeerRuntime, home: DataDirectory, manifest: Manifest) -> None:
     """The run's imported ones, from a Hugging Face folder."""
     place.door.tell(f"taking the run's imported weights from {folder}")
     await import_weights(manifest.model, place.folder / MANIFEST, folder, place.store, home.folder, place.door.tell)
@@ -366,7 +366,7 @@ def _open_data(settings: NodeSettings, home: DataDirectory, manifest: Manifest) 
 
 
 async def _train(
-    supply: Supply, participant: Participant, attendance: Attendance, tasks: Tasks, own_text: OwnText | None
+    supply: Supply, participant: Participant, attendance: ParticipationSchedule, tasks: Tasks, own_text: PrivateData | None
 ) -> None:
     corpus = await supply.begin()
     if own_text is not None:
@@ -379,9 +379,11 @@ async def _train(
     await attendance.work()
 
 
-async def _leave(workers: Workers, attendance: Attendance, kind: object, error: BaseException | None, trace: object) -> None:
+async def _leave(
+    workers: Workers, attendance: ParticipationSchedule, kind: object, error: BaseException | None, trace: object
+) -> None:
     """Leave the run. A node that waits for disk space does not leave: it returns, perhaps within two commits."""
-    if error is not None and lack_of_room(error):
+    if error is not None and lack_of_space(error):
         await workers.stop()
     else:
         await attendance.go(GOODBYE_SECONDS)

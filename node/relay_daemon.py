@@ -18,8 +18,8 @@ from prometheus_client import CollectorRegistry
 from dilocox.node.archive.archiver import Archiver, ArchiveSettings, check_sealing, make_archiver
 from dilocox.node.context.peer import (
     Daemon,
+    PeerRuntime,
     PeerSettings,
-    Place,
     keep_manifest,
     open_chain,
     open_relay_store,
@@ -30,9 +30,9 @@ from dilocox.node.exchange.downloader import Downloader
 from dilocox.node.exchange.forks import check_forks, follow_owner, is_ours, replaced
 from dilocox.node.exchange.relay_store import AgreedStates, RelayStore
 from dilocox.node.preflight.machine import Role, no_part
-from dilocox.node.state.resume_points import Starts
+from dilocox.node.state.resume_points import ResumePlanner
 from dilocox.node.state.run_data import RunData, open_run_data
-from dilocox.node.state.signed_statements import OwnStatements
+from dilocox.node.state.signed_statements import SignedStatementLog
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import LocalError, RemoteError
 from dilocox.protocol.events import CommitFollowed, NobodyCounted, RunFinished, StateChanged
@@ -41,8 +41,8 @@ from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.run.manifest import Manifest
 from dilocox.protocol.wire.messages import Statement, open_envelope, seal
 from dilocox.transport.net.blob_server import PeerService
-from dilocox.transport.net.peer_directory import Directory, same_place
-from dilocox.transport.notify.event_sinks import open_diary
+from dilocox.transport.net.peer_directory import PeerDirectory, same_place
+from dilocox.transport.notify.event_sinks import open_event_log
 from dilocox.transport.store.blobs import BlobStore
 from dilocox.transport.store.chain_file import ChainFile
 from dilocox.transport.store.event_log import EventLog
@@ -75,7 +75,7 @@ async def _hold(settings: HolderSettings, daemon: Daemon) -> None:
     chain = await _open_chain(settings, daemon, coordinator)
     role = "relay" if settings.archive is None else "archive"
     events = await _open_events(settings, daemon, coordinator, chain, role)
-    own = await asyncio.to_thread(OwnStatements, place.folder / "own.db", chain.manifest.run_id)
+    own = await asyncio.to_thread(SignedStatementLog, place.folder / "own.db", chain.manifest.run_id)
     files.callback(own.close)
     me, directory, named = home.identity, place.network.directory, home.identity.peer in chain.manifest.run.relays
     agreed = AgreedStates(place.store)
@@ -85,7 +85,7 @@ async def _hold(settings: HolderSettings, daemon: Daemon) -> None:
     archiver, pinned = await _open_archiver(settings, daemon, chain, run_data, coordinator, events)
     retention = Retention(place.store, run_data.starts, relay_store, agreed, place.blobs, pinned)
     announcement = Announcement(me, chain, own, coordinator, directory) if named else None
-    holder = Holder(chain, directory, coordinator, events, retention, archiver, announcement)
+    holder = RelayDaemon(chain, directory, coordinator, events, retention, archiver, announcement)
     await asyncio.to_thread(lambda: place.store.sweep(place.store.partials()))  # of what was coming, half is here for ever
     await retention.retain()
     if named:
@@ -127,7 +127,7 @@ async def _open_events(
     home, tasks, place, files = daemon.home, daemon.tasks, daemon.place, daemon.files
     run, run_id = chain.manifest.run.name, chain.manifest.run_id.hex()
     about = {"name": settings.name, "run": run, "run_id": run_id, "peer": home.identity.peer, "role": role}
-    return await open_diary(place.folder, home.folder, settings.notice, about, tasks, files, lambda: coordinator.connected)
+    return await open_event_log(place.folder, home.folder, settings.notice, about, tasks, files, lambda: coordinator.connected)
 
 
 async def _open_archiver(
@@ -162,7 +162,12 @@ class Announcement:
     """Record and heartbeats of this peer, for peers and people. No round waits for it."""
 
     def __init__(
-        self, identity: Identity, chain: ChainFile, own: OwnStatements, coordinator: CoordinatorLink, directory: Directory
+        self,
+        identity: Identity,
+        chain: ChainFile,
+        own: SignedStatementLog,
+        coordinator: CoordinatorLink,
+        directory: PeerDirectory,
     ) -> None:
         self._identity, self._chain, self._own = identity, chain, own
         self._coordinator, self._directory = coordinator, directory
@@ -196,7 +201,7 @@ class Retention:
     def __init__(
         self,
         store: BlobStore,
-        starts: Starts,
+        starts: ResumePlanner,
         relay_store: RelayStore,
         agreed: AgreedStates,
         pushed: PeerService,
@@ -218,13 +223,13 @@ class Retention:
             await asyncio.to_thread(store.remove, digest)
 
 
-class Holder:
+class RelayDaemon:
     """Follows the chain, commit by commit."""
 
     def __init__(
         self,
         chain: ChainFile,
-        directory: Directory,
+        directory: PeerDirectory,
         coordinator: CoordinatorLink,
         events: EventLog,
         retention: Retention,
@@ -282,7 +287,7 @@ class HolderPage:
         self,
         name: str,
         peer: str,
-        place: Place,
+        place: PeerRuntime,
         chain: ChainFile,
         coordinator: CoordinatorLink,
         events: EventLog,

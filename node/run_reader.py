@@ -1,4 +1,4 @@
-"""Reader of a run: its chain from the coordinator, its states and payloads from any provider. It takes no part.
+"""RunReader of a run: its chain from the coordinator, its states and payloads from any provider. It takes no part.
 
 A cluster's hosts have only parts of the model, and a join link alone has none: a reader fetches what is missing.
 """
@@ -12,7 +12,7 @@ from dilocox.node.exchange.coordinator_client import CoordinatorLink
 from dilocox.node.exchange.downloader import Downloader, Restores
 from dilocox.node.exchange.forks import check_forks, follow_owner
 from dilocox.node.exchange.shards import find_restorer
-from dilocox.node.state.resume_points import Starts
+from dilocox.node.state.resume_points import ResumePlanner
 from dilocox.node.state.run_data import RunData, open_run_data
 from dilocox.protocol import limits
 from dilocox.protocol.consensus.chain import NamedBy
@@ -27,8 +27,8 @@ from dilocox.transport.archive.archive import Archive, open_archive
 from dilocox.transport.archive.chain import archived_manifest, fill_chain, in_common, some_head
 from dilocox.transport.archive.index import ArchiveHead
 from dilocox.transport.archive.source import ArchivePlace, ArchiveSource
-from dilocox.transport.limits.head_gossip import Heads
-from dilocox.transport.net.peer_directory import Directory
+from dilocox.transport.limits.head_gossip import HeadGossip
+from dilocox.transport.net.peer_directory import PeerDirectory
 from dilocox.transport.net.rpc import ChannelPool
 from dilocox.transport.process.tasks import Tasks
 from dilocox.transport.store.blobs import BlobStore
@@ -37,7 +37,7 @@ from dilocox.transport.store.corpus_store import corpus_in
 from dilocox.transport.store.data_directory import DataDirectory
 from dilocox.views import json_views
 
-__all__ = ["Reader", "open_archived", "open_reader"]
+__all__ = ["RunReader", "open_archived", "open_reader"]
 
 ATTEMPTS = 5
 """Tries of all peers, once the coordinator has sent their addresses."""
@@ -45,7 +45,7 @@ RETRY_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
-class Reader:
+class RunReader:
     manifest: Manifest
     chain: ChainFile
     data: RunData
@@ -59,7 +59,7 @@ class Reader:
         return self.data.downloader.store
 
     @property
-    def starts(self) -> Starts:
+    def starts(self) -> ResumePlanner:
         return self.data.starts
 
     def progress(self) -> tuple[int, int]:
@@ -175,7 +175,7 @@ class Nobody:
 
 
 @asynccontextmanager
-async def open_archived(place: ArchivePlace, home: DataDirectory, say: Callable[[str], None]) -> AsyncIterator[Reader]:
+async def open_archived(place: ArchivePlace, home: DataDirectory, say: Callable[[str], None]) -> AsyncIterator[RunReader]:
     """Open a reader of the archive alone, with its chain. Raises LocalError if it cannot be read."""
     say("reading the archive")
     try:
@@ -196,7 +196,7 @@ async def open_archived(place: ArchivePlace, home: DataDirectory, say: Callable[
         check_forks(chain)
         source, store = ArchiveSource(place, archive.run_id), BlobStore(path / "blobs")
         downloader = Downloader(home.identity.peer, store, Nobody(), channels, archive=source)
-        yield Reader(manifest, chain, open_run_data(chain, downloader), source)
+        yield RunReader(manifest, chain, open_run_data(chain, downloader), source)
     finally:
         chain.close()
         await channels.close()
@@ -214,12 +214,12 @@ def _follow_archive(archive: Archive, head: ArchiveHead, chain: ChainFile) -> No
 @asynccontextmanager
 async def open_reader(
     link: JoinLink, home: DataDirectory, say: Callable[[str], None], place: ArchivePlace | None = None
-) -> AsyncIterator[Reader]:
+) -> AsyncIterator[RunReader]:
     """Open a reader that follows the coordinator's chain. `place`: an archive for what no peer serves. Raises LocalError
     if the coordinator does not serve the link's run, or not to this peer."""
-    tasks, heads = Tasks(), Heads()
+    tasks, heads = Tasks(), HeadGossip()
     channels = ChannelPool(home.identity, link.run_id, heads)
-    directory = Directory(None, home.identity, link.run_id, home.start_number())
+    directory = PeerDirectory(None, home.identity, link.run_id, home.start_number())
     coordinator = CoordinatorLink(link, directory, channels)
     try:
         say("asking the coordinator for the run")
@@ -238,7 +238,7 @@ async def open_reader(
             store, me = BlobStore(path / "blobs"), home.identity.peer
             restorer = await asyncio.to_thread(find_restorer, path, directory, channels, chain)
             downloader = Downloader(me, store, directory, channels, lambda: chain.head.roster, source, restorer)
-            yield Reader(manifest, chain, open_run_data(chain, downloader), source, restorer)
+            yield RunReader(manifest, chain, open_run_data(chain, downloader), source, restorer)
         finally:
             await tasks.close()
             chain.close()
@@ -247,7 +247,7 @@ async def open_reader(
 
 
 async def _follow(
-    coordinator: CoordinatorLink, chain: ChainFile, directory: Directory, read_up: asyncio.Event, say: Callable[[str], None]
+    coordinator: CoordinatorLink, chain: ChainFile, directory: PeerDirectory, read_up: asyncio.Event, say: Callable[[str], None]
 ) -> None:
     """Follow the chain, commit by commit, and its peers' addresses. Raises RemoteError for an invalid commit."""
     target = 0

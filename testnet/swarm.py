@@ -3,7 +3,7 @@
 Attached (the default), every member is connected to this process by a pipe and dies with it, however it dies. Detached
 members live on.
 
-With `Lines` each member has a network namespace, and in it:
+With `LinkRates` each member has a network namespace, and in it:
 
     wan      the line to all others
     lan      of a cluster of several boxes: the line to its own boxes, and to nobody else
@@ -35,7 +35,7 @@ from dilocox.transport.process.health import running_daemon
 from dilocox.transport.process.parent_pipe import ParentPipe
 from dilocox.transport.store.files import write_atomically
 
-__all__ = ["ANSWER_SECONDS", "LAN", "WAN", "Lines", "Member", "Testnet"]
+__all__ = ["ANSWER_SECONDS", "LAN", "WAN", "LinkRates", "Member", "Testnet"]
 
 START_SECONDS = 120.0
 """Six stage workers importing torch on two cores take about a minute."""
@@ -92,7 +92,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Lines:
+class LinkRates:
     """Bandwidths of members in network namespaces, in bits per second, each way; None: unlimited."""
 
     lan: float | None = None
@@ -171,7 +171,7 @@ class Testnet:
         options: list[str],
         data: Path,
         boxes: int = 1,
-        lines: Lines | None = None,
+        lines: LinkRates | None = None,
         private: Sequence[Path] = (),
     ) -> "Testnet":
         """Lay out a new testnet in `folder`, replacing an old one: `run` is the run file, `key` its owner's, `data` the

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from dilocox.node.archive.archiver import Archiver, ArchiveSettings
-from dilocox.node.archive.copier import Carrier
+from dilocox.node.archive.copier import BlobCopier
 from dilocox.node.exchange.downloader import Downloader
 from dilocox.node.exchange.shards import find_shards
 from dilocox.node.run_reader import Nobody
@@ -99,7 +99,7 @@ def archiving(
     starts = exchange.starts(chain)
     settings = ArchiveSettings(ArchivePlace("", None), True, every, keep, payloads, {})
     return Archiver(
-        run, lambda: archive, settings, chain, starts, Carrier(run, starts, downloader, exchange.applies, store, None)
+        run, lambda: archive, settings, chain, starts, BlobCopier(run, starts, downloader, exchange.applies, store, None)
     )
 
 

@@ -9,7 +9,7 @@ from dilocox.node.exchange.apply_builder import ApplyBuilder
 from dilocox.node.exchange.downloader import Downloader, Roster
 from dilocox.node.exchange.payload_checker import PayloadChecker
 from dilocox.node.exchange.shards import Roots, find_shards, roots_of
-from dilocox.node.state.resume_points import Starts
+from dilocox.node.state.resume_points import ResumePlanner
 from dilocox.node.workers.hosted_stages import HostedStages
 from dilocox.protocol.run.manifest import Manifest
 
@@ -33,8 +33,8 @@ class Exchange:
     applies: ApplyBuilder
     roots: Roots
 
-    def starts(self, chain: Any) -> Starts:
-        return Starts(self.manifest, chain, self.downloader, self.applies, self.hosted)
+    def starts(self, chain: Any) -> ResumePlanner:
+        return ResumePlanner(self.manifest, chain, self.downloader, self.applies, self.hosted)
 
     def own_host(self, chain: Any, relays: Any) -> OwnHost:
         return OwnHost(self.hosted, self.checker, self.applies, self.starts(chain), self.roots, relays)

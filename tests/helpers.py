@@ -22,7 +22,7 @@ from dilocox.protocol.crypto import Identity
 from dilocox.protocol.norms import norm_code
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.rounds import round_machine
-from dilocox.protocol.rounds.round_events import Telling
+from dilocox.protocol.rounds.round_events import RoundEvents
 from dilocox.protocol.run.allowed_values import annotated, section_of
 from dilocox.protocol.run.manifest import Manifest
 from dilocox.protocol.wire.attestation import AttestationError, Code
@@ -309,7 +309,7 @@ class Told(Table):
     """Round machine, and the events that it reports."""
 
     def __init__(self, run: Manifest) -> None:
-        self.telling, self.told = Telling(), list[events.Event]()
+        self.telling, self.told = RoundEvents(), list[events.Event]()
         self._state: round_machine.RoundState | None = None
         super().__init__(run)
 

@@ -22,8 +22,8 @@ from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.protocol.pb.boxes_pb2_grpc import add_LeadServicer_to_server
 from dilocox.protocol.run.manifest import Manifest
 from dilocox.protocol.wire.messages import Statement
-from dilocox.transport.limits.caller_auth import Callers
-from dilocox.transport.limits.head_gossip import Heads
+from dilocox.transport.limits.caller_auth import CallerAuth
+from dilocox.transport.limits.head_gossip import HeadGossip
 from dilocox.transport.limits.traffic import Traffic
 from dilocox.transport.net import tls
 from dilocox.transport.net.blob_server import PeerService
@@ -54,7 +54,7 @@ class Peer:
     lead: LeadService
     record: pb.PeerRecord
     everybody: "Everybody"
-    heads: Heads
+    heads: HeadGossip
     shards: OwnShards | None
 
     @property
@@ -87,7 +87,7 @@ async def meeting(folder: Path, run: Manifest, *chains: list[Statement[pb.Commit
         for number, commits in enumerate(chains):
             home = folder / str(number)
             home.mkdir()
-            heads, tasks, traffic = Heads(), Tasks(), Traffic()
+            heads, tasks, traffic = HeadGossip(), Tasks(), Traffic()
             closing.push_async_callback(tasks.close)
             file = ChainFile(home / "chain.db", run)
             closing.callback(file.close)
@@ -97,7 +97,7 @@ async def meeting(folder: Path, run: Manifest, *chains: list[Statement[pb.Commit
             closing.push_async_callback(channels.close)
             certificate = tls.load_or_create(home)
             server, port = await create_server("127.0.0.1:0", certificate)
-            callers = Callers(run.run_id, certificate.certificate_der)
+            callers = CallerAuth(run.run_id, certificate.certificate_der)
             service, lead = PeerService(store, callers, traffic, heads), LeadService(callers, set())
             rpc.add_PeerServicer_to_server(service, server)
             add_LeadServicer_to_server(lead, server)

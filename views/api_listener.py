@@ -25,7 +25,7 @@ from dilocox.views.health import answers_of_standby, answers_of_waiting
 from dilocox.views.http import Problem, create_app, own_address, within_limits
 from dilocox.views.page import page
 
-__all__ = ["Door", "open_door"]
+__all__ = ["ApiListener", "open_listener"]
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ BACKLOG = 128
 ROOM = "it goes on by itself as soon as there is room; nothing that was announced is lost"
 
 
-class Door:
+class ApiListener:
     def __init__(self, listen: str) -> None:
         """`listen`: host:port, port 0 for any. Raises PortError where that is taken, or not this machine's."""
         self._host = listen.rpartition(":")[0]
@@ -133,9 +133,9 @@ class Door:
 
 
 @asynccontextmanager
-async def open_door(listen: str, home: DataDirectory, run_id: bytes, name: str) -> AsyncIterator[Door]:
+async def open_listener(listen: str, home: DataDirectory, run_id: bytes, name: str) -> AsyncIterator[ApiListener]:
     """Open the socket and write its address to the folder. It answers from the start. Raises LocalError."""
-    door = Door(listen)
+    door = ApiListener(listen)
     watching = asyncio.create_task(door.connections.watch(door.port), name="API connections")
     watching.add_done_callback(_log_failure)
     try:

@@ -22,7 +22,7 @@ from dilocox.transport.store.event_log import EventLog
 from dilocox.views import json_views as views
 from dilocox.views.explain import NotThere, explain, named
 from dilocox.views.health import health
-from dilocox.views.metrics import Well
+from dilocox.views.metrics import Healthy
 from dilocox.views.openapi import describe
 from dilocox.views.page import page
 from dilocox.views.query_params import Flag, Handler, Number, Problem, Word, takes
@@ -146,7 +146,7 @@ def create_app(
             raise Problem("not-known" if well is None else "not-well", found["why"])
         return web.Response(text="ok\n")
 
-    found_well = Well()
+    found_well = Healthy()
     registry.register(found_well)
 
     async def metrics(request: web.Request) -> web.Response:

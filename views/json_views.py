@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from dilocox.protocol.consensus.chain import Taken, holders, taken
+from dilocox.protocol.consensus.chain import CountedPayload, holders, taken
 from dilocox.protocol.consensus.head import Head, resting_on
 from dilocox.protocol.consensus.reputation import Record
 from dilocox.protocol.errors import reason_name
@@ -143,7 +143,7 @@ def attestation(item: pb.Attestation) -> View:
     }
 
 
-def _counted(head: Head, item: Taken, held: list[str]) -> View:
+def _counted(head: Head, item: CountedPayload, held: list[str]) -> View:
     cluster, body = head.roster[item.cluster], item.contribution
     bound = body.attestation == resting_on(head.attestations, cluster)
     evidence = [attestation(head.attestations[peer]) for peer in cluster.peers if peer in head.attestations]

@@ -20,7 +20,7 @@ from dilocox.transport.limits.traffic import Traffic
 from dilocox.transport.store.chain_file import ChainFile
 from dilocox.transport.store.event_log import EventLog
 
-__all__ = ["PHASES", "RunMetrics", "Well"]
+__all__ = ["PHASES", "Healthy", "RunMetrics"]
 
 PHASES = {"collect": "collect_seconds", "vote": "vote_seconds", "whole": "seconds"}
 """Parts of a round, with the field of their seconds in a row."""
@@ -37,7 +37,7 @@ def outcome(row: Mapping[str, Any]) -> str:
     return "complete" if row["counted"] == row["roster"] else "short"
 
 
-class Well(Collector):
+class Healthy(Collector):
     """Metric of `health` (health.py); absent while it is unknown."""
 
     def __init__(self) -> None:

@@ -40,7 +40,7 @@ from dilocox.protocol.ids import several
 from dilocox.protocol.run.manifest import Manifest
 from dilocox.protocol.run.tensors import trained_count
 from dilocox.testnet.namespaces import Traffic, lacking
-from dilocox.testnet.swarm import POLL_SECONDS, WAN, Lines, Member, Testnet, member_names
+from dilocox.testnet.swarm import POLL_SECONDS, WAN, LinkRates, Member, Testnet, member_names
 from dilocox.transport.limits.rate_limits import bits_per_second
 from dilocox.transport.store.blobs import BlobStore
 from dilocox.transport.store.corpus_store import corpus_in, last_built, library, parse_folders, weights_library
@@ -171,7 +171,7 @@ def _own_data(manifest: Manifest, store: BlobStore, nodes: int, private: list[Pa
     return [folder.absolute() for folder in private]
 
 
-def _lines(lan: str | None, wan: str | None, boxes: int) -> Lines | None:
+def _lines(lan: str | None, wan: str | None, boxes: int) -> LinkRates | None:
     """Return the bandwidth limits. None: loopback, because no limit was requested or this machine cannot set one."""
     if lan is not None and boxes == 1:
         fail("--lan is the line between the boxes of a cluster, and each has one", Exit.USAGE, "say --boxes 2, or --wan")
@@ -182,7 +182,7 @@ def _lines(lan: str | None, wan: str | None, boxes: int) -> Lines | None:
     if why := lacking():
         errors.print(f"{why}: all run on loopback instead, as fast as this machine is", highlight=False, soft_wrap=True)
         return None
-    return Lines(lan_speed, wan_speed)
+    return LinkRates(lan_speed, wan_speed)
 
 
 def _interrupt(number: int, frame: Any) -> None:

@@ -25,7 +25,7 @@ from dilocox.cli.sources import reading
 from dilocox.node.exchange.apply_builder import takes_of
 from dilocox.node.exchange.forks import check_forks
 from dilocox.node.exchange.shards import Roots, Shards, find_shards, roots_of
-from dilocox.node.run_reader import Reader
+from dilocox.node.run_reader import RunReader
 from dilocox.protocol.consensus.chain import taken
 from dilocox.protocol.consensus.head import Cluster, advance
 from dilocox.protocol.errors import RemoteError
@@ -57,7 +57,7 @@ def verify(
     if join is not None and wanted not in (None, read_link(join).run_id):
         fail("--join is the link of another run than the one named", Exit.USAGE, "leave the name away, or the link")
 
-    async def fetch(reader: Reader) -> int:
+    async def fetch(reader: RunReader) -> int:
         if replay is not None:
             find_shards(reader.manifest)  # before anything is downloaded
         if join is None:

@@ -25,7 +25,7 @@ from dilocox.cli.progress import Working, working
 from dilocox.cli.sources import reading
 from dilocox.node.data.tokenizers import byte_tokenizer
 from dilocox.node.data.verify import check_corpus
-from dilocox.node.run_reader import Reader
+from dilocox.node.run_reader import RunReader
 from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.protocol.run.corpus import BYTES, Corpus
 from dilocox.protocol.run.manifest import Manifest
@@ -148,7 +148,7 @@ def write_model(
     """Into a new folder; `adapter`: what a run on adapters trained, alone. `round`: whose starting state; None: the newest that is
     agreed and to be had. Raises ConfigError or LocalError where something for it is not."""
 
-    async def fetch(reader: Reader) -> int:
+    async def fetch(reader: RunReader) -> int:
         return await fetch_model(reader, round, folders, adapter)
 
     with reading(join, home, place, fetch) as (chains, found):
@@ -157,7 +157,7 @@ def write_model(
         )
 
 
-async def fetch_model(reader: Reader, round: int | None, folders: Folders, adapter: bool) -> int:
+async def fetch_model(reader: RunReader, round: int | None, folders: Folders, adapter: bool) -> int:
     """Fetch what the model needs from the run. Return the round whose starting state it is. Raises LocalError."""
     if not folders:
         await reader.tokenizer()

@@ -12,7 +12,7 @@ from dilocox.cli.exit_codes import Exit
 from dilocox.cli.model.export import agreed_states, fetch_model, held_stages, write_held
 from dilocox.cli.progress import working
 from dilocox.cli.sources import fetching, following
-from dilocox.node.run_reader import Reader
+from dilocox.node.run_reader import RunReader
 from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.run.manifest import Manifest
@@ -103,7 +103,7 @@ class Read:
 
     nothing = "nobody serves one: name an --archive of the run"
 
-    def __init__(self, reader: Reader, folders: Folders, adapter: bool) -> None:
+    def __init__(self, reader: RunReader, folders: Folders, adapter: bool) -> None:
         self.path, self.manifest = reader.chain.path, reader.manifest
         self._reader, self._folders, self._adapter = reader, folders, adapter
 

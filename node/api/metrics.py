@@ -9,14 +9,14 @@ from prometheus_client.registry import Collector
 from dilocox.node.member.participant import Participant
 from dilocox.protocol.consensus.reputation import Record
 from dilocox.transport.limits.traffic import Traffic
-from dilocox.transport.net.reachability import Reach
+from dilocox.transport.net.reachability import Reachability
 from dilocox.views.metrics import RunMetrics
 
 __all__ = ["NodeMetrics", "node_metrics", "state_agreed"]
 
 
 def node_metrics(
-    registry: CollectorRegistry, participant: Participant, traffic: Traffic, reach: Reach, connected: Callable[[], bool]
+    registry: CollectorRegistry, participant: Participant, traffic: Traffic, reach: Reachability, connected: Callable[[], bool]
 ) -> RunMetrics:
     """Registers everything; what it returns is refreshed before each scrape."""
 
@@ -38,7 +38,7 @@ def state_agreed(participant: Participant) -> bool | None:
 
 
 class NodeMetrics(Collector):
-    def __init__(self, participant: Participant, reach: Reach, connected: Callable[[], bool]) -> None:
+    def __init__(self, participant: Participant, reach: Reachability, connected: Callable[[], bool]) -> None:
         self._participant, self._reach, self._connected = participant, reach, connected
 
     def collect(self) -> Iterable[Metric]:

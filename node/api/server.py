@@ -15,7 +15,7 @@ from dilocox.node.exchange.coordinator_client import CoordinatorLink
 from dilocox.node.exchange.downloader import Downloader
 from dilocox.node.exchange.relays import Relays
 from dilocox.node.member.participant import Participant
-from dilocox.node.member.participation import Attendance
+from dilocox.node.member.participation import ParticipationSchedule
 from dilocox.protocol.errors import LocalError, reason_name
 from dilocox.transport.limits.traffic import Traffic
 from dilocox.transport.net.network import Network
@@ -124,7 +124,7 @@ def _allreduce_bytes(participant: Participant, traffic: Traffic) -> int:
 
 
 def create_node_app(
-    participant: Participant, attendance: Attendance, key: str, challenger: Challenger, sources: Sources
+    participant: Participant, attendance: ParticipationSchedule, key: str, challenger: Challenger, sources: Sources
 ) -> web.Application:
     """Return the node's API. `key`: the operator's. A request for live peers asks the coordinator."""
     registry, directory, coordinator = CollectorRegistry(), sources.network.directory, sources.coordinator
@@ -169,7 +169,7 @@ def create_node_app(
     return app
 
 
-def add_operator_routes(app: web.Application, attendance: Attendance, key: str) -> None:
+def add_operator_routes(app: web.Application, attendance: ParticipationSchedule, key: str) -> None:
     """Add the operator's routes: pause, resume, leave."""
 
     def route(

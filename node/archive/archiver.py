@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dilocox.node.archive.copier import Carrier
-from dilocox.node.context.peer import Place
+from dilocox.node.archive.copier import BlobCopier
+from dilocox.node.context.peer import PeerRuntime
 from dilocox.node.exchange.downloader import Downloader
-from dilocox.node.state.resume_points import Starts
+from dilocox.node.state.resume_points import ResumePlanner
 from dilocox.node.state.run_data import RunData
 from dilocox.protocol import limits
 from dilocox.protocol.consensus.chain import taken
@@ -71,7 +71,7 @@ def check_sealing(manifest: Manifest, key: Path | None, plain: bool) -> None:
 def make_archiver(
     settings: ArchiveSettings,
     home: DataDirectory,
-    place: Place,
+    place: PeerRuntime,
     chain: ChainFile,
     run_data: RunData,
     tell: Callable[[str], None],
@@ -83,7 +83,7 @@ def make_archiver(
     if named is None:
         me, network = home.identity.peer, place.network
         supplies = Downloader(me, data, network.directory, place.channels)
-    carrier = Carrier(manifest, run_data.starts, run_data.downloader, run_data.applies, data, supplies)
+    carrier = BlobCopier(manifest, run_data.starts, run_data.downloader, run_data.applies, data, supplies)
     url, key = settings.place.url, settings.place.key
 
     def open_place() -> Archive:
@@ -99,8 +99,8 @@ class Archiver:
         open: Callable[[], Archive],
         settings: ArchiveSettings,
         chain: ChainFile,
-        starts: Starts,
-        carrier: Carrier,
+        starts: ResumePlanner,
+        carrier: BlobCopier,
         tell: Callable[[str], None] = lambda why: None,
     ) -> None:
         """`open`: the archive, where it can be reached. `tell`: called when the reason changes why it is not complete."""

@@ -7,7 +7,7 @@ from functools import partial
 
 from dilocox.node.exchange.apply_builder import ApplyBuilder
 from dilocox.node.exchange.downloader import Downloader
-from dilocox.node.state.resume_points import Starts
+from dilocox.node.state.resume_points import ResumePlanner
 from dilocox.protocol import limits
 from dilocox.protocol.consensus.chain import holders, taken
 from dilocox.protocol.errors import RemoteError
@@ -20,14 +20,14 @@ from dilocox.transport.archive.source import stoppable
 from dilocox.transport.store.blobs import BlobStore
 from dilocox.transport.store.corpus_store import corpus_in
 
-__all__ = ["Carrier"]
+__all__ = ["BlobCopier"]
 
 
-class Carrier:
+class BlobCopier:
     def __init__(
         self,
         manifest: Manifest,
-        starts: Starts,
+        starts: ResumePlanner,
         downloader: Downloader,
         applies: ApplyBuilder,
         data: BlobStore,

@@ -35,7 +35,7 @@ from dilocox.protocol.wire.attestation import (
 )
 from dilocox.protocol.wire.messages import Statement, open_envelope, seal
 from dilocox.transport.limits.caller_auth import Context
-from dilocox.transport.net.peer_directory import Directory
+from dilocox.transport.net.peer_directory import PeerDirectory
 from dilocox.transport.net.rpc import ChannelPool
 
 __all__ = ["AttestorService", "Challenger", "Prover", "Result", "prove"]
@@ -163,7 +163,7 @@ class AttestorService(rpc.AttestorServicer):
 class Challenger:
     """Asks any peer for evidence and judges the answer by the run's policy."""
 
-    def __init__(self, manifest: Manifest, directory: Directory, channels: ChannelPool) -> None:
+    def __init__(self, manifest: Manifest, directory: PeerDirectory, channels: ChannelPool) -> None:
         self.manifest, self._directory, self._channels = manifest, directory, channels
         self._policy = Policy(manifest.attestation)
 

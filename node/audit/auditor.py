@@ -22,7 +22,7 @@ from dilocox.node.audit.messages import Found, Task
 from dilocox.node.context.peer import MANIFEST
 from dilocox.node.member.checks import Loops, Parts
 from dilocox.node.planning.memory_model import fullest_device, host_bytes
-from dilocox.node.workers.devices import Machine, available_bytes
+from dilocox.node.workers.devices import Devices, available_bytes
 from dilocox.protocol import events, limits
 from dilocox.protocol.checks import audit_rules
 from dilocox.protocol.checks.audit_rules import Audit, Result
@@ -133,7 +133,7 @@ class Auditor:
     def __init__(
         self,
         us: Us,
-        machine: Machine,
+        machine: Devices,
         place: AuditPlaces,
         states: Fetcher,
         data: Fetcher,

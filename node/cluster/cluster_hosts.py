@@ -16,8 +16,8 @@ from dilocox.node.hosts.lead import LeadService, RemoteBox
 from dilocox.node.member.driver import MemberPort
 from dilocox.node.planning.memory_model import Lack, lacks
 from dilocox.node.state.resume_points import without_commits
-from dilocox.node.workers.devices import Machine
-from dilocox.node.workers.placement import Tiling, listed, stretches, tilings
+from dilocox.node.workers.devices import Devices
+from dilocox.node.workers.placement import Placement, listed, stretches, tilings
 from dilocox.node.workers.pool import LOOPBACK, STOP_SECONDS, Launch, WorkerPool
 from dilocox.protocol import limits
 from dilocox.protocol.consensus.head import HostRange
@@ -31,7 +31,7 @@ from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import worker_pb2 as worker
 from dilocox.protocol.wire.messages import Statement
 
-__all__ = ["ClusterSettings", "Team"]
+__all__ = ["ClusterHosts", "ClusterSettings"]
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class Layout:
 
     peers: tuple[str, ...]
     """The lead first."""
-    tiling: Tiling
+    tiling: Placement
 
     def hosts(self, stages: int) -> tuple[HostRange, ...]:
         """Return the hosts of a run with so many stages, without hosts that have no work."""
@@ -76,14 +76,14 @@ class ClusterSettings:
     """Seconds to wait for a missing host, before the others take over its stages."""
 
 
-class Team:
+class ClusterHosts:
     """`events` yields what the workers of all boxes say, in order per worker; None when the generation has ended."""
 
     def __init__(
         self,
         context: RunContext,
         member: MemberPort,
-        machine: Machine,
+        machine: Devices,
         pool: WorkerPool,
         own: OwnHost,
         lead: LeadService,
@@ -103,7 +103,7 @@ class Team:
         """Hosts of the last layout, also while one is missing."""
         self._boxes_here = 0
         """Number of hosts of the last layout, this one included."""
-        self._laid_out_for: list[Machine] = []
+        self._laid_out_for: list[Devices] = []
         """Their devices."""
         self._formed = False
         """All boxes were here once."""
@@ -240,7 +240,7 @@ class Team:
         if self._boxes_here <= self._others and not self._heard.phases:
             self._formed = False  # the others cannot do it, it seems: wait for all of them
 
-    def _launch(self, tiling: Tiling, store: ExitStack) -> Launch:
+    def _launch(self, tiling: Placement, store: ExitStack) -> Launch:
         if not self._hosting:
             return Launch(tiling.ranks(0), tiling.workers, tiling.copies)
         listening = store.enter_context(socket.create_server(("127.0.0.1", 0)))
@@ -248,7 +248,7 @@ class Team:
         self._lead.meet_at(port)
         return Launch(tiling.ranks(0), tiling.workers, tiling.copies, port, listening, self._interface)
 
-    def _launch_on(self, follower: RemoteBox, tiling: Tiling, box: int) -> None:
+    def _launch_on(self, follower: RemoteBox, tiling: Placement, box: int) -> None:
         launch = boxes.LaunchBox(
             generation=self._generation,
             ranks=tiling.ranks(box),
@@ -363,7 +363,7 @@ class Team:
         why = f"the model does not fit: {least.sentence(box)}. More devices or boxes would hold less each."
         raise RoomError(why, peers[least.box])
 
-    def _machines(self, followers: Sequence[RemoteBox]) -> list[Machine]:
+    def _machines(self, followers: Sequence[RemoteBox]) -> list[Devices]:
         return [self._machine, *(follower.machine for follower in followers)]
 
     def processor_ticks(self) -> int:

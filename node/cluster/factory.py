@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dilocox.node.cluster.cluster_hosts import ClusterSettings, Team
+from dilocox.node.cluster.cluster_hosts import ClusterHosts, ClusterSettings
 from dilocox.node.cluster.follower import Follower
 from dilocox.node.cluster.own_host import OwnHost
-from dilocox.node.cluster.private_data import OwnText
-from dilocox.node.cluster.supervisor import Generations, contributions_of
-from dilocox.node.context.peer import MANIFEST, Place
+from dilocox.node.cluster.private_data import PrivateData
+from dilocox.node.cluster.supervisor import WorkerSupervisor, contributions_of
+from dilocox.node.context.peer import MANIFEST, PeerRuntime
 from dilocox.node.context.run_context import RunContext
 from dilocox.node.context.settings import NodeSettings
 from dilocox.node.exchange.payload_checker import PayloadChecker
@@ -20,16 +20,16 @@ from dilocox.node.exchange.relay_store import RelayStore
 from dilocox.node.exchange.relays import Relays
 from dilocox.node.hosts.cluster_link import CLUSTER_LINK, ClusterLink, address_on, load_or_create_secret
 from dilocox.node.hosts.lead import BoxAdmission, LeadService
-from dilocox.node.hosts.lead_connection import LeadLine
+from dilocox.node.hosts.lead_connection import LeadConnection
 from dilocox.node.member.driver import MemberPort
 from dilocox.node.member.judging import Judge
 from dilocox.node.member.participant import Workers
-from dilocox.node.state.retention import Keeping
+from dilocox.node.state.retention import BlobRetention
 from dilocox.node.state.run_data import RunData
-from dilocox.node.workers.devices import Machine
+from dilocox.node.workers.devices import Devices
 from dilocox.node.workers.environment import WorkerSettings
 from dilocox.node.workers.pool import LOOPBACK, Launch, WorkerPool
-from dilocox.node.workers.progress import Crew
+from dilocox.node.workers.progress import ClusterProgress
 from dilocox.protocol.consensus.head import Cluster
 from dilocox.protocol.crypto import Identity, sha256
 from dilocox.protocol.ids import JoinLink, several
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from dilocox.node.data.privacy_budget import Account
 
 __all__ = [
-    "Employment",
+    "HostWorkers",
     "Workplace",
     "admission",
     "follow_lead",
@@ -65,11 +65,11 @@ def has_trained(folder: Path) -> bool:
 
 def worker_pool(
     settings: NodeSettings,
-    machine: Machine,
+    machine: Devices,
     home: DataDirectory,
-    place: Place,
+    place: PeerRuntime,
     data: BlobStore,
-    own_text: OwnText | None,
+    own_text: PrivateData | None,
 ) -> WorkerPool:
     def environment(socket: str, launch: Launch) -> dict[str, str]:
         return WorkerSettings(
@@ -96,7 +96,7 @@ def worker_pool(
 
 
 @dataclass(frozen=True)
-class Employment:
+class HostWorkers:
     workers: Workers
     judge: Judge | None
     """The machine of a lead host asks it; None: another host leads, and its machine asks nothing."""
@@ -109,9 +109,9 @@ class Workplace:
 
     run_data: RunData
     own_host: OwnHost
-    keeping: Keeping
+    keeping: BlobRetention
     pool: WorkerPool
-    crew: Crew
+    crew: ClusterProgress
 
 
 def open_workplace(
@@ -120,7 +120,7 @@ def open_workplace(
     relay_store: RelayStore,
     relays: Relays,
     pool: WorkerPool,
-    crew: Crew,
+    crew: ClusterProgress,
     member: MemberPort,
     cluster: str,
 ) -> Workplace:
@@ -135,34 +135,36 @@ def open_workplace(
 
     checker = PayloadChecker(context.manifest, downloader, hosted, roster, run_data.roots)
     own_host = OwnHost(hosted, checker, run_data.applies, run_data.starts, run_data.roots, relays)
-    keeping = Keeping(context.store, relay_store, run_data.starts, crew.progress, contributions, cluster)
+    keeping = BlobRetention(context.store, relay_store, run_data.starts, crew.progress, contributions, cluster)
     return Workplace(run_data, own_host, keeping, pool, crew)
 
 
-def follow_lead(context: RunContext, member: MemberPort, line: LeadLine, place: Workplace, interface: str | None) -> Employment:
+def follow_lead(
+    context: RunContext, member: MemberPort, line: LeadConnection, place: Workplace, interface: str | None
+) -> HostWorkers:
     """Return workers of this host that follow its cluster's lead host."""
     keeping, crew = place.keeping, place.crew
     follower = Follower(context, member, line, place.pool, place.own_host, keeping, crew, interface or LOOPBACK)
-    return Employment(follower, None, {})
+    return HostWorkers(follower, None, {})
 
 
 def lead_cluster(
     context: RunContext,
     member: MemberPort,
-    machine: Machine,
+    machine: Devices,
     lead: LeadService,
     place: Workplace,
     settings: ClusterSettings,
     account: "Account | None",
-) -> Employment:
+) -> HostWorkers:
     """Return workers of this host and of hosts that join it, with this host as lead. `account`: privacy account of the
     private data."""
-    team = Team(context, member, machine, place.pool, place.own_host, lead, settings)
-    generations = Generations(context, member, team, place.run_data.starts, place.keeping, place.crew, account)
-    return Employment(generations, generations, {"hosts": team.watch_hosts(), "claim": team.watch_claim()})
+    team = ClusterHosts(context, member, machine, place.pool, place.own_host, lead, settings)
+    generations = WorkerSupervisor(context, member, team, place.run_data.starts, place.keeping, place.crew, account)
+    return HostWorkers(generations, generations, {"hosts": team.watch_hosts(), "claim": team.watch_claim()})
 
 
-def admission(settings: NodeSettings, identity: Identity, place: Place, cuda: bool, corpus: bytes) -> BoxAdmission:
+def admission(settings: NodeSettings, identity: Identity, place: PeerRuntime, cuda: bool, corpus: bytes) -> BoxAdmission:
     """Return what the cluster's other hosts must show, and write the link that they need. `corpus`: digest of the private
     data."""
     join, network, others = settings.join, place.network, settings.boxes - 1

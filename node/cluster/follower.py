@@ -13,11 +13,11 @@ from dilocox.node.cluster.own_host import OwnHost
 from dilocox.node.context.run_context import RunContext
 from dilocox.node.exchange.coordinator_client import Backoff
 from dilocox.node.hosts.host_stream import ALIVE_SECONDS, Silence, pump
-from dilocox.node.hosts.lead_connection import LeadLine
+from dilocox.node.hosts.lead_connection import LeadConnection
 from dilocox.node.member.driver import MemberPort
-from dilocox.node.state.retention import Keeping, blobs_of
+from dilocox.node.state.retention import BlobRetention, blobs_of
 from dilocox.node.workers.pool import Launch, WorkerPool
-from dilocox.node.workers.progress import Crew
+from dilocox.node.workers.progress import ClusterProgress
 from dilocox.protocol import limits
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.ids import short
@@ -47,11 +47,11 @@ class Follower:
         self,
         context: RunContext,
         member: MemberPort,
-        line: LeadLine,
+        line: LeadConnection,
         pool: WorkerPool,
         own: OwnHost,
-        keeping: Keeping,
-        crew: Crew,
+        keeping: BlobRetention,
+        crew: ClusterProgress,
         interface: str,
     ) -> None:
         """Follow a lead host. `member`: receives the claims that it requests. `interface`: network interface of the

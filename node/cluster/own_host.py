@@ -7,7 +7,7 @@ from dilocox.node.exchange.apply_builder import ApplyBuilder
 from dilocox.node.exchange.payload_checker import PayloadChecker
 from dilocox.node.exchange.relays import Relays
 from dilocox.node.exchange.shards import Roots
-from dilocox.node.state.resume_points import Starts
+from dilocox.node.state.resume_points import ResumePlanner
 from dilocox.node.workers.hosted_stages import HostedStages
 from dilocox.protocol.member.member_io import Verdict
 from dilocox.protocol.pb import messages_pb2 as pb
@@ -23,7 +23,7 @@ class OwnHost:
         hosted: HostedStages,
         checker: PayloadChecker,
         applies: ApplyBuilder,
-        starts: Starts,
+        starts: ResumePlanner,
         roots: Roots,
         relays: Relays,
     ) -> None:

@@ -13,11 +13,11 @@ from dilocox.transport.store.corpus_store import last_built
 if TYPE_CHECKING:
     from dilocox.node.data.privacy_budget import Account
 
-__all__ = ["OwnText", "open_own_text"]
+__all__ = ["PrivateData", "open_private_data"]
 
 
 @dataclass(frozen=True)
-class OwnText:
+class PrivateData:
     folder: Path
     digest: bytes
     account: "Account"
@@ -27,7 +27,7 @@ class OwnText:
         check_own(manifest, shared, self.folder, self.digest)
 
 
-def open_own_text(settings: NodeSettings, home: Path, manifest: Manifest) -> OwnText | None:
+def open_private_data(settings: NodeSettings, home: Path, manifest: Manifest) -> PrivateData | None:
     """Return the private data; None if the run's data are public. Raises ConfigError if the run requires private data and
     none were named, or the reverse, and as `open_account`. Blocking."""
     must_bring_own(manifest, settings.private)
@@ -37,4 +37,4 @@ def open_own_text(settings: NodeSettings, home: Path, manifest: Manifest) -> Own
 
     digest = last_built(settings.private)
     account = open_account(home, manifest, settings.private, digest, settings.budget, settings.gives_up_bound)
-    return OwnText(settings.private, digest, account)
+    return PrivateData(settings.private, digest, account)

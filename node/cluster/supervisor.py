@@ -11,13 +11,13 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dilocox.node.cluster.cluster_hosts import Team
+from dilocox.node.cluster.cluster_hosts import ClusterHosts
 from dilocox.node.context.run_context import RunContext
 from dilocox.node.member.checks import scored
 from dilocox.node.member.driver import MemberPort
-from dilocox.node.state.resume_points import Starts, state_blob
-from dilocox.node.state.retention import Keeping, blobs_of
-from dilocox.node.workers.progress import Crew, Phase, Ready
+from dilocox.node.state.resume_points import ResumePlanner, state_blob
+from dilocox.node.state.retention import BlobRetention, blobs_of
+from dilocox.node.workers.progress import ClusterProgress, Phase, Ready
 from dilocox.protocol import events
 from dilocox.protocol.consensus.chain import taken
 from dilocox.protocol.errors import LocalError, RemoteError
@@ -36,7 +36,7 @@ from dilocox.transport.store.blobs import digest_of
 if TYPE_CHECKING:
     from dilocox.node.data.privacy_budget import Account
 
-__all__ = ["Generations", "contributions_of"]
+__all__ = ["WorkerSupervisor", "contributions_of"]
 
 log = logging.getLogger(__name__)
 
@@ -47,15 +47,15 @@ FAILED_GENERATIONS = 5
 """So many launches in a row without one phase: something here is broken, and a person should look."""
 
 
-class Generations:
+class WorkerSupervisor:
     def __init__(
         self,
         context: RunContext,
         member: MemberPort,
-        team: Team,
-        starts: Starts,
-        keeping: Keeping,
-        crew: Crew,
+        team: ClusterHosts,
+        starts: ResumePlanner,
+        keeping: BlobRetention,
+        crew: ClusterProgress,
         account: "Account | None" = None,
     ) -> None:
         """Supervise the workers. `member`: receives their reports. `account`: privacy account of the private data."""

@@ -19,27 +19,27 @@ from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.protocol.pb.boxes_pb2_grpc import add_LeadServicer_to_server
 from dilocox.protocol.run.manifest import Manifest
-from dilocox.transport.limits.head_gossip import Heads
+from dilocox.transport.limits.head_gossip import HeadGossip
 from dilocox.transport.limits.rate_limits import Rates
 from dilocox.transport.limits.traffic import Traffic
 from dilocox.transport.net.blob_server import PeerService, Served, ServedRun
 from dilocox.transport.net.network import Listen, Network, open_network
 from dilocox.transport.net.rpc import ChannelPool
 from dilocox.transport.notify.notify import Notice
-from dilocox.transport.process.disk_pressure import while_there_is_room
+from dilocox.transport.process.disk_pressure import restart_when_writable
 from dilocox.transport.process.malloc import freeze_startup
 from dilocox.transport.process.tasks import Stopped, Tasks
 from dilocox.transport.store.blobs import BlobStore
 from dilocox.transport.store.chain_file import ChainFile
 from dilocox.transport.store.data_directory import DataDirectory
 from dilocox.transport.store.files import read_checked, write_atomically
-from dilocox.views.api_listener import Door, open_door
+from dilocox.views.api_listener import ApiListener, open_listener
 
 __all__ = [
     "MANIFEST",
     "Daemon",
+    "PeerRuntime",
     "PeerSettings",
-    "Place",
     "find_relays",
     "keep_manifest",
     "open_chain",
@@ -70,7 +70,7 @@ class PeerSettings:
 
 
 @dataclass(frozen=True)
-class Place:
+class PeerRuntime:
     """Parts that do not depend on the run's manifest."""
 
     folder: Path
@@ -81,7 +81,7 @@ class Place:
     blobs: PeerService
     attestor: AttestorService
     lead: LeadService
-    door: Door
+    door: ApiListener
     """API socket."""
 
 
@@ -91,7 +91,7 @@ class Daemon:
 
     home: DataDirectory
     tasks: Tasks
-    place: Place
+    place: PeerRuntime
     files: AsyncExitStack
     """Closed after every task."""
     closing: AsyncExitStack
@@ -106,7 +106,7 @@ async def run_peer(settings: PeerSettings, take_part: TakePart) -> None:
     it cannot take part."""
     home = DataDirectory(settings.home)
 
-    async def live(stopped: asyncio.Event, door: Door) -> None:
+    async def live(stopped: asyncio.Event, door: ApiListener) -> None:
         tasks = Tasks()
         tasks.stop_with(stopped)
         async with AsyncExitStack() as files, AsyncExitStack() as closing:
@@ -117,18 +117,18 @@ async def run_peer(settings: PeerSettings, take_part: TakePart) -> None:
             except Stopped:
                 log.info("stopped before the run was known")
 
-    async with open_door(settings.api, home, settings.join.run_id, settings.name) as door:
-        await while_there_is_room(home.folder, lambda stopped: live(stopped, door), door.no_room)
+    async with open_listener(settings.api, home, settings.join.run_id, settings.name) as door:
+        await restart_when_writable(home.folder, lambda stopped: live(stopped, door), door.no_room)
 
 
 async def _join_network(
-    settings: PeerSettings, home: DataDirectory, tasks: Tasks, closing: AsyncExitStack, door: Door
-) -> Place:
+    settings: PeerSettings, home: DataDirectory, tasks: Tasks, closing: AsyncExitStack, door: ApiListener
+) -> PeerRuntime:
     """Join the DHT, publish our record, serve what is on disk: also while the coordinator is away."""
     link = settings.join
     folder = home.run_folder(link.run_id)
     store = BlobStore(folder / "blobs")
-    heads = Heads()
+    heads = HeadGossip()
     traffic = Traffic(settings.upload, settings.download)
     channels = ChannelPool(home.identity, link.run_id, heads, traffic)
     closing.push_async_callback(channels.close)
@@ -145,7 +145,7 @@ async def _join_network(
     await network.server.start()
     freeze_startup()
     tasks.start(network.watch_reach(channels), "reach")
-    return Place(folder, network, channels, store, blobs, attestor, lead, door)
+    return PeerRuntime(folder, network, channels, store, blobs, attestor, lead, door)
 
 
 def _manifest_of(run_id: bytes, raw: bytes) -> Manifest:
@@ -159,14 +159,14 @@ def _manifest_of(run_id: bytes, raw: bytes) -> Manifest:
     return manifest
 
 
-def keep_manifest(place: Place, manifest: Manifest, shelves: Iterable[Served] = ()) -> None:
+def keep_manifest(place: PeerRuntime, manifest: Manifest, shelves: Iterable[Served] = ()) -> None:
     """Write the manifest for the workers, and for the next start, which serves while the coordinator is away; serve its readers.
     `shelves`: stores that are served, too."""
     write_atomically(place.folder / MANIFEST, manifest.canonical_bytes())
     place.blobs.serve(replace(place.blobs.run, may_read=manifest.may_read, shelves=tuple(shelves)))
 
 
-def open_chain(place: Place, chain: ChainFile, tasks: Tasks) -> None:
+def open_chain(place: PeerRuntime, chain: ChainFile, tasks: Tasks) -> None:
     """Serve the chain, and start head gossip, now that the run is known."""
     forks = Forks(chain, place.network.directory, place.channels, tasks)
     place.channels.heads.open(forks)
@@ -185,14 +185,14 @@ def _earned(manifest: Manifest, head: Head, peer: str) -> float:
     return reputation.share(manifest, head.standings if cluster else {}, cluster.cluster if cluster else peer)
 
 
-def open_relay_store(place: Place, home: DataDirectory, chain: ChainFile, agreed: Container[bytes] = ()) -> RelayStore:
+def open_relay_store(place: PeerRuntime, home: DataDirectory, chain: ChainFile, agreed: Container[bytes] = ()) -> RelayStore:
     """Return what is stored for peers, with what an earlier incarnation stored; `agreed`: see `RelayStore`. Blocking."""
     relay_store = RelayStore(home.identity, chain, place.store, agreed)
     relay_store.remember()
     return relay_store
 
 
-def find_relays(place: Place, home: DataDirectory, chain: ChainFile, copies: int | None, cluster: str = "") -> Relays:
+def find_relays(place: PeerRuntime, home: DataDirectory, chain: ChainFile, copies: int | None, cluster: str = "") -> Relays:
     """`copies`, `cluster`: see `Relays`."""
     network = place.network
 

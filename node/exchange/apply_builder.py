@@ -8,7 +8,7 @@ from functools import partial
 from dilocox.node.exchange.downloader import Downloader, read_index
 from dilocox.node.workers.hosted_stages import HostedStages
 from dilocox.protocol import limits
-from dilocox.protocol.consensus.chain import NamedBy, Taken, taken
+from dilocox.protocol.consensus.chain import CountedPayload, NamedBy, taken
 from dilocox.protocol.consensus.chain import holders as holders_of
 from dilocox.protocol.consensus.weighting import Announced, tensor_clips
 from dilocox.protocol.errors import RemoteError
@@ -61,7 +61,7 @@ class ApplyBuilder:
         return worker.Apply(commit=commit.envelope.SerializeToString(), takes=takes)
 
 
-def takes_of(manifest: Manifest, items: Sequence[Taken], leaves: Sequence[Sequence[pb.Leaf]]) -> list[worker.Take]:
+def takes_of(manifest: Manifest, items: Sequence[CountedPayload], leaves: Sequence[Sequence[pb.Leaf]]) -> list[worker.Take]:
     """Return what a commit takes of each counted contribution, in their order; `leaves`: payload index of each."""
     announced = [
         Announced(item.contribution.norm, item.clip, item.say, [leaf.norms for leaf in each])

@@ -27,7 +27,7 @@ from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.protocol.run.manifest import Manifest, open_manifest
 from dilocox.protocol.wire.messages import Statement, open_envelope
-from dilocox.transport.net.peer_directory import Directory, is_overtaken, life_of
+from dilocox.transport.net.peer_directory import PeerDirectory, is_overtaken, life_of
 from dilocox.transport.net.rpc import ChannelPool, record_of
 
 __all__ = ["Backoff", "CoordinatorLink"]
@@ -87,7 +87,7 @@ def clock_ahead(run: services.Run, asked: float) -> float:
 
 
 class CoordinatorLink:
-    def __init__(self, link: JoinLink, directory: Directory, channels: ChannelPool) -> None:
+    def __init__(self, link: JoinLink, directory: PeerDirectory, channels: ChannelPool) -> None:
         self._link, self._directory, self._channels = link, directory, channels
         self.connected = False
         self.clock_offset: float | None = None

@@ -19,7 +19,7 @@ from dilocox.protocol.payload.payload_index import read_leaves
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.run.manifest import Manifest
 from dilocox.transport.archive.source import ArchiveSource
-from dilocox.transport.limits.priority_semaphore import Slots
+from dilocox.transport.limits.priority_semaphore import PrioritySemaphore
 from dilocox.transport.net.rpc import ChannelPool, fetch_blob
 from dilocox.transport.store.blobs import BlobStore
 
@@ -107,7 +107,7 @@ class Downloader:
         self._heads, self._roster, self._archive, self._shares = channels.heads, roster, archive, shares
         self.traffic = channels.traffic
         self._downloads: dict[bytes, Download] = {}
-        self._slots = Slots(FETCHES_AT_ONCE)
+        self._slots = PrioritySemaphore(FETCHES_AT_ONCE)
         self._counts: Counter[str] = Counter()
         self._held: dict[bytes, tuple[int, int]] = {}
         """(bytes on disk, size) of each download in progress."""

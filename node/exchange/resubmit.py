@@ -6,13 +6,13 @@ from typing import Any
 
 from dilocox.protocol.wire.messages import Statement
 
-__all__ = ["AGAIN_SECONDS", "keep_offering"]
+__all__ = ["AGAIN_SECONDS", "resubmit_until_acknowledged"]
 
 AGAIN_SECONDS = 3.0
 """Interval between two submissions of a statement that the coordinator may have lost."""
 
 
-async def keep_offering(
+async def resubmit_until_acknowledged(
     speak: asyncio.Event,
     offers: Callable[[], Sequence[Statement[Any]]],
     offer: Callable[[Statement[Any]], Awaitable[bool]],

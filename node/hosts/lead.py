@@ -14,7 +14,7 @@ import grpc
 from dilocox.node.hosts.cluster_link import proof
 from dilocox.node.hosts.host_events import HostEvents
 from dilocox.node.hosts.host_stream import ALIVE_SECONDS, Silence, pump
-from dilocox.node.workers.devices import Machine
+from dilocox.node.workers.devices import Devices
 from dilocox.protocol import limits
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.ids import short
@@ -22,7 +22,7 @@ from dilocox.protocol.pb import boxes_pb2 as boxes
 from dilocox.protocol.pb import boxes_pb2_grpc as rpc
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.limits.addresses import address_of
-from dilocox.transport.limits.caller_auth import Callers, Context
+from dilocox.transport.limits.caller_auth import CallerAuth, Context
 from dilocox.transport.process.watched_state import Changes
 
 __all__ = ["BoxAdmission", "LeadService", "RemoteBox"]
@@ -40,7 +40,7 @@ class RemoteBox:
 
     def __init__(self, peer: str, hello: boxes.BoxHello, said: Callable[[boxes.WorkerSaid], None]) -> None:
         self.peer, self._said = peer, said
-        self.machine = Machine(hello.devices, hello.cuda, hello.device_bytes, hello.host_bytes)
+        self.machine = Devices(hello.devices, hello.cuda, hello.device_bytes, hello.host_bytes)
         self.commands: asyncio.Queue[boxes.BoxCommand] = asyncio.Queue()
         self.gone = asyncio.Event()
         self.ticks = 0
@@ -136,7 +136,7 @@ class BoxAdmission:
 class LeadService(rpc.LeadServicer):
     """Serves the other boxes, as soon as there is a cluster that they may join."""
 
-    def __init__(self, callers: Callers, own_hosts: set[str]) -> None:
+    def __init__(self, callers: CallerAuth, own_hosts: set[str]) -> None:
         """`own_hosts`: kept up to date with the peer ids of the hosts that follow."""
         self._callers, self._own_hosts = callers, own_hosts
         self._admission: BoxAdmission | None = None

@@ -9,12 +9,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from dilocox.node.context.peer import Place
+from dilocox.node.context.peer import PeerRuntime
 from dilocox.node.exchange.downloader import Downloader
 from dilocox.node.exchange.shards import OwnShards
 from dilocox.node.member.driver import MemberDriver
-from dilocox.node.state.resume_points import Starts
-from dilocox.node.workers.devices import Machine
+from dilocox.node.state.resume_points import ResumePlanner
+from dilocox.node.workers.devices import Devices
 from dilocox.protocol.consensus import checks
 from dilocox.protocol.member.member_io import CheckInput
 from dilocox.protocol.pb import worker_pb2 as worker
@@ -44,13 +44,13 @@ class Parts:
     """Inputs of the parts of checks."""
 
     member: MemberDriver
-    machine: Machine
-    place: Place
+    machine: Devices
+    place: PeerRuntime
     home: Path
     """Folder of the daemon."""
     corpus: CorpusStore
     fetching_into: Callable[[BlobStore], Downloader]
-    starts: Starts
+    starts: ResumePlanner
     shards: OwnShards | None
     """Erasure shards of this peer; None unless the run has availability."""
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from dilocox.node.context.run_context import RunContext
-from dilocox.node.state.signed_statements import OwnStatements
+from dilocox.node.state.signed_statements import SignedStatementLog
 from dilocox.protocol import events
 from dilocox.protocol.errors import LocalError
 from dilocox.protocol.member import member
@@ -73,7 +73,7 @@ Order = JudgeOrder | RoundClosed | member.Measure | member.Recheck | member.Resy
 
 class MemberDriver:
     def __init__(
-        self, context: RunContext, state: MemberState, own: OwnStatements, workers: WorkStatus, kept: EventLog
+        self, context: RunContext, state: MemberState, own: SignedStatementLog, workers: WorkStatus, kept: EventLog
     ) -> None:
         """`state`: of the machine at its start. `own`: what we signed in this run; `kept`: what happened here."""
         self.identity, self.manifest, self.chain, self._tasks = context.identity, context.manifest, context.chain, context.tasks

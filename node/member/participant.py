@@ -18,9 +18,9 @@ from typing import Any, Protocol
 from dilocox.node.context.run_context import RunContext
 from dilocox.node.exchange.coordinator_client import CoordinatorLink
 from dilocox.node.exchange.forks import is_ours, replaced
-from dilocox.node.exchange.resubmit import keep_offering
+from dilocox.node.exchange.resubmit import resubmit_until_acknowledged
 from dilocox.node.member.driver import MemberDriver
-from dilocox.node.state.signed_statements import OwnStatements
+from dilocox.node.state.signed_statements import SignedStatementLog
 from dilocox.node.workers.progress import Progress
 from dilocox.protocol import events, limits
 from dilocox.protocol.consensus.chain import taken
@@ -32,7 +32,7 @@ from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.wire.messages import Statement, open_envelope, seal
 from dilocox.transport.limits.traffic import Traffic
-from dilocox.transport.net.peer_directory import Directory, same_place
+from dilocox.transport.net.peer_directory import PeerDirectory, same_place
 
 __all__ = ["Participant", "Workers"]
 
@@ -64,8 +64,8 @@ class Participant:
         machine: MemberDriver,
         workers: Workers,
         coordinator: CoordinatorLink,
-        directory: Directory,
-        own: OwnStatements,
+        directory: PeerDirectory,
+        own: SignedStatementLog,
         traffic: Traffic,
     ) -> None:
         self.manifest, self.chain, self.identity = context.manifest, context.chain, context.identity
@@ -161,7 +161,9 @@ class Participant:
 
     async def offer(self) -> None:
         """Submit what the coordinator has not acknowledged, again and again."""
-        await keep_offering(self.machine.speak, lambda: member.offers(self.machine.state), self._offer, self._offer_record)
+        await resubmit_until_acknowledged(
+            self.machine.speak, lambda: member.offers(self.machine.state), self._offer, self._offer_record
+        )
 
     async def _offer_record(self) -> None:
         """Submit this peer's record, for the coordinator to pass on: after a change, and after the coordinator lost it."""

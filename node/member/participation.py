@@ -26,7 +26,7 @@ from dilocox.transport.store.files import write_atomically
 if TYPE_CHECKING:
     from dilocox.node.data.privacy_budget import Account
 
-__all__ = ["PAUSED", "Attendance", "Wish", "wish"]
+__all__ = ["PAUSED", "ParticipationSchedule", "ParticipationWish", "wish"]
 
 PAUSED = "paused"
 """File in the folder of a run: its operator paused this node until further notice."""
@@ -34,22 +34,26 @@ LOOK_SECONDS = 20.0
 """Interval of checks of the wall clock: it may be set, and a machine may sleep."""
 
 
-class Wish(NamedTuple):
+class ParticipationWish(NamedTuple):
     takes_part: bool
     until: str
     """End of the pause."""
 
 
-def wish(paused: bool, hours: Hours | None, now: float, local: Local = datetime.fromtimestamp, spent: str = "") -> Wish:
+def wish(
+    paused: bool, hours: Hours | None, now: float, local: Local = datetime.fromtimestamp, spent: str = ""
+) -> ParticipationWish:
     """Return whether this node should take part at a time (seconds since 1970). `spent`: why its private data forbid it."""
     if spent:
-        return Wish(False, f"as another phase does not fit into what its data may give away: {spent}")
+        return ParticipationWish(False, f"as another phase does not fit into what its data may give away: {spent}")
     if paused:
-        return Wish(False, "until `dilocox resume`")
+        return ParticipationWish(False, "until `dilocox resume`")
     if hours is None or hours.hold(local(now)):
-        return Wish(True, "")
+        return ParticipationWish(True, "")
     begins = changes_at(hours.hold, now, local)
-    return Wish(False, f"until {local(begins):%H:%M} (--hours {hours})" if begins is not None else f"(--hours {hours})")
+    return ParticipationWish(
+        False, f"until {local(begins):%H:%M} (--hours {hours})" if begins is not None else f"(--hours {hours})"
+    )
 
 
 class Machine(Protocol):
@@ -71,7 +75,7 @@ class Machine(Protocol):
     def feed(self, event: member.Input) -> None: ...
 
 
-class Attendance:
+class ParticipationSchedule:
     def __init__(
         self,
         machine: Machine,

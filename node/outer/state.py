@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from dilocox.node.outer import aggregate, codec
-from dilocox.node.outer.state_device import HOST, STRETCH, Passage
+from dilocox.node.outer.state_device import HOST, STRETCH, StateDevice
 from dilocox.protocol.payload import payload as wire
 from dilocox.protocol.payload.payload_index import largest_norm
 from dilocox.protocol.run.manifest import Manifest
@@ -55,7 +55,7 @@ class StageState:
     """One stage's four copies, and the codec's warm starts."""
 
     def __init__(
-        self, manifest: Manifest, stage: int, specs: Sequence[TensorSpec] | None = None, passage: Passage = HOST
+        self, manifest: Manifest, stage: int, specs: Sequence[TensorSpec] | None = None, passage: StateDevice = HOST
     ) -> None:
         """`specs`: only these of the stage's tensors; default all."""
         self.manifest, self.stage, self.passage = manifest, stage, passage

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dilocox.node.workers.environment import OuterState
 
-__all__ = ["HOST", "STRETCH", "Here", "Passage", "Stretch", "Through", "passage_of"]
+__all__ = ["HOST", "STRETCH", "Here", "StateDevice", "Stretch", "Through", "passage_of"]
 
 STRETCH = 1 << 18
 """Elements taken at a time where nothing moves: 2 MiB of float64, which stay in a cache through all that is done to them. A
@@ -38,7 +38,7 @@ class Stretch(NamedTuple):
     """Each copy's values there, on the device; what is done to those of changed copies is done to them."""
 
 
-class Passage(Protocol):
+class StateDevice(Protocol):
     device: torch.device
     """That computes."""
 
@@ -129,7 +129,7 @@ def _copy(source: Sequence[Tensor], slot: Sequence[Tensor]) -> None:
 HOST = Here(torch.device("cpu"))
 
 
-def passage_of(choice: OuterState, device: torch.device) -> Passage:
+def passage_of(choice: OuterState, device: torch.device) -> StateDevice:
     """Return the implementation. `device`: the worker's."""
     if device.type == "cpu" or choice is OuterState.HOST:
         return HOST

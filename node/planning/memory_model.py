@@ -11,8 +11,8 @@ the order of torch's schedules. For one microbatch:
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dilocox.node.workers.devices import Machine
-from dilocox.node.workers.placement import Tiling, chunks
+from dilocox.node.workers.devices import Devices
+from dilocox.node.workers.placement import Placement, chunks
 from dilocox.protocol.run.manifest import Manifest, Model
 from dilocox.protocol.run.tensors import EMBEDDING, TensorSpec, stage_tensors, stage_units, stage_weights
 
@@ -122,7 +122,7 @@ class Lack:
         return f"{box} would hold {self.needs / 1e9:,.1f} GB {self.where} and has {self.has / 1e9:,.1f}"
 
 
-def lacks(manifest: Manifest, tiling: Tiling, boxes: Sequence[Machine]) -> list[Lack]:
+def lacks(manifest: Manifest, tiling: Placement, boxes: Sequence[Devices]) -> list[Lack]:
     """Return where a placement on these hosts does not fit, the worst first. Unknown memory fits."""
     found = []
     half = manifest.training.in_bfloat16(boxes[0].cuda)

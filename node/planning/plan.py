@@ -23,7 +23,7 @@ from dilocox.node.planning.time_model import (
     model_payload_bytes,
     ring,
 )
-from dilocox.node.workers.placement import Tiling, chunks, tile
+from dilocox.node.workers.placement import Placement, chunks, tile
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.run.manifest import Compression, Manifest, Model
 from dilocox.protocol.run.tensors import TensorSpec, stage_tensors, stage_weights
@@ -126,7 +126,7 @@ lower ones as long."""
 class Inside:
     """A cluster's pipeline over its boxes."""
 
-    tiling: Tiling
+    tiling: Placement
     turns: int
     """Chunks of the model on each worker."""
     activation_bytes: int
@@ -167,7 +167,7 @@ def inside(manifest: Manifest, devices: Sequence[int]) -> Inside:
     )
 
 
-def _most_sent(tiling: Tiling, turns: int) -> int:
+def _most_sent(tiling: Placement, turns: int) -> int:
     """Return how often the host with the most neighbours, once per chunk, sends a batch forward or back."""
     box_of = [box for box, length in enumerate(tiling.lengths) for _ in range(length)] * turns
     sent = Counter(sender for pair in pairwise(box_of) if pair[0] != pair[1] for sender in pair)

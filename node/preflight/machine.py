@@ -17,7 +17,7 @@ from dilocox.node.hosts.cluster_link import address_on, exposed
 from dilocox.node.planning.disk_model import disk_bytes, held_bytes, written
 from dilocox.node.planning.memory_model import host_bytes, lacks
 from dilocox.node.planning.plan import EFFICIENCY, PEAKS, flops_per_token
-from dilocox.node.workers.devices import Machine, cuda_devices, lacking_driver, this_machine
+from dilocox.node.workers.devices import Devices, cuda_devices, lacking_driver, this_machine
 from dilocox.node.workers.placement import tile
 from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.protocol.ids import several
@@ -140,7 +140,7 @@ def _round_seconds(manifest: Manifest, devices: int | None) -> float:
     try:
         machine = this_machine(devices)
     except ConfigError:
-        machine = Machine(1)
+        machine = Devices(1)
     operations = flops_per_token(manifest) * manifest.tokens_per_step * manifest.rounds.inner_steps
     return operations / (machine.devices * (GPU_SPEED if machine.cuda else WORKER_SPEED))
 
@@ -226,7 +226,7 @@ def _devices(manifest: Manifest, devices: int | None) -> Iterator[Finding]:
         yield _memory(manifest, machine)
 
 
-def _memory(manifest: Manifest, machine: Machine) -> Finding:
+def _memory(manifest: Manifest, machine: Devices) -> Finding:
     needed = host_bytes(manifest, range(manifest.model.stages)) / 1e9
     if not machine.host_bytes:
         return Finding(Level.ODD, "memory", f"is not known here; outer state takes {needed:,.1f} GB of it")

@@ -22,10 +22,10 @@ from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.protocol.run.manifest import Manifest, open_manifest
 from dilocox.protocol.run.run_lint import Finding, Level
 from dilocox.protocol.wire.messages import open_envelope
-from dilocox.transport.limits.head_gossip import Heads
+from dilocox.transport.limits.head_gossip import HeadGossip
 from dilocox.transport.net import tls
-from dilocox.transport.net.peer_directory import Directory
-from dilocox.transport.net.reachability import Reach
+from dilocox.transport.net.peer_directory import PeerDirectory
+from dilocox.transport.net.reachability import Reachability
 from dilocox.transport.net.rpc import ChannelPool, record_of
 from dilocox.transport.store.data_directory import DataDirectory
 
@@ -56,7 +56,7 @@ async def see_run(link: JoinLink, here: Here) -> Seen:
     """The run's manifest from its coordinator; whether clocks agree, whether it can dial us back, and whether we may take part."""
     whys = []
     with tempfile.TemporaryDirectory(prefix="dilocox-check-") as scratch, closing(_folder(here.home, Path(scratch))) as home:
-        channels = ChannelPool(home.identity, link.run_id, Heads())
+        channels = ChannelPool(home.identity, link.run_id, HeadGossip())
         try:
             for way in link.ways:
                 try:
@@ -156,8 +156,8 @@ async def _reached(
         return Finding(Level.ODD, "reachable", f"not asked: port {port} cannot be had ({error.strerror})")
     async with server:
         at = host_port(here.host, server.sockets[0].getsockname()[1])
-        directory = Directory(None, home.identity, link.run_id, home.start_number())
-        reach = Reach()
+        directory = PeerDirectory(None, home.identity, link.run_id, home.start_number())
+        reach = Reachability()
         await reach.ask(channels, [record], directory.seal_record(at, certificate.certificate_der, "", []))
     if reach.reachable:
         return Finding(Level.FINE, "reachable", f"the coordinator can dial {at}")

@@ -21,7 +21,7 @@ from dilocox.protocol.run.tensors import imported_bytes, state_bytes
 from dilocox.protocol.wire.messages import Statement, canonical, stages_in
 from dilocox.transport.store.chain_file import ChainFile
 
-__all__ = ["BOUNDARIES_KEPT", "Candidate", "Starts", "state_blob", "without_commits"]
+__all__ = ["BOUNDARIES_KEPT", "Candidate", "ResumePlanner", "state_blob", "without_commits"]
 
 BOUNDARIES_KEPT = 2
 """Checkpoints whose blobs are stored: as many as the workers store."""
@@ -58,7 +58,7 @@ class Candidate:
     """State root of a snapshot, whose stages are not known yet."""
 
 
-class Starts:
+class ResumePlanner:
     def __init__(
         self, manifest: Manifest, chain: ChainFile, downloader: Downloader, applies: ApplyBuilder, hosted: HostedStages
     ) -> None:

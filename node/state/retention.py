@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from dilocox.node.exchange.relay_store import RelayStore
-from dilocox.node.state.resume_points import BOUNDARIES_KEPT, Starts
+from dilocox.node.state.resume_points import BOUNDARIES_KEPT, ResumePlanner
 from dilocox.node.workers.audit_checkpoints import merged
 from dilocox.node.workers.progress import Progress
 from dilocox.protocol.consensus.head import Head
@@ -13,15 +13,15 @@ from dilocox.protocol.pb import worker_pb2 as worker
 from dilocox.protocol.wire.messages import canonical
 from dilocox.transport.store.blobs import BlobStore, digest_of
 
-__all__ = ["Keeping", "blobs_of"]
+__all__ = ["BlobRetention", "blobs_of"]
 
 
-class Keeping:
+class BlobRetention:
     def __init__(
         self,
         store: BlobStore,
         relay_store: RelayStore,
-        starts: Starts,
+        starts: ResumePlanner,
         progress: Progress,
         contributions: Callable[[], Iterable[pb.Contribution]],
         cluster: str,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from dilocox.node.exchange.apply_builder import ApplyBuilder
 from dilocox.node.exchange.downloader import Downloader
 from dilocox.node.exchange.shards import Roots, Shards, roots_of
-from dilocox.node.state.resume_points import Starts
+from dilocox.node.state.resume_points import ResumePlanner
 from dilocox.node.workers.hosted_stages import HostedStages
 from dilocox.transport.store.chain_file import ChainFile
 
@@ -18,7 +18,7 @@ class RunData:
     downloader: Downloader
     hosted: HostedStages
     applies: ApplyBuilder
-    starts: Starts
+    starts: ResumePlanner
     roots: Roots
 
 
@@ -30,4 +30,4 @@ def open_run_data(
     hosted = HostedStages(range(manifest.model.stages) if stages is None else stages)
     applies = ApplyBuilder(manifest, downloader, hosted)
     roots = roots_of(shards, downloader.store, lambda: chain.head.roster)
-    return RunData(downloader, hosted, applies, Starts(manifest, chain, downloader, applies, hosted), roots)
+    return RunData(downloader, hosted, applies, ResumePlanner(manifest, chain, downloader, applies, hosted), roots)

@@ -12,7 +12,7 @@ from dilocox.protocol.wire.messages import Statement, open_envelope
 from dilocox.transport.store.chain_file import DamagedError, open_database, sentences
 from dilocox.transport.store.files import quarantine
 
-__all__ = ["OwnStatements"]
+__all__ = ["SignedStatementLog"]
 
 KINDS = (pb.KIND_CLAIM, pb.KIND_CLUSTER, pb.KIND_LEAVE, pb.KIND_CONTRIBUTION, pb.KIND_RECEIPT, pb.KIND_STATE_REPORT)
 BLOCK = 1000
@@ -23,7 +23,7 @@ MOST_RESERVED = 1 << 62
 """A counter of the time of day in thousandths is far below this for ever; the wire has twice as much."""
 
 
-class OwnStatements:
+class SignedStatementLog:
     """The newest statement of each kind, and a counter that never goes back."""
 
     def __init__(self, path: Path, run_id: bytes) -> None:

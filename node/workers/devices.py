@@ -10,7 +10,7 @@ from pathlib import Path
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.ids import several
 
-__all__ = ["Lack", "Machine", "available_bytes", "cuda_devices", "lacking_driver", "this_machine"]
+__all__ = ["Devices", "Lack", "available_bytes", "cuda_devices", "lacking_driver", "this_machine"]
 
 NVIDIA_SMI = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
 """The driver's command: MiB of each card, a line each."""
@@ -21,7 +21,7 @@ GRANTED = Path("/sys/fs/cgroup/memory.max")
 
 
 @dataclass(frozen=True)
-class Machine:
+class Devices:
     devices: int
     """Number of workers: one per GPU, or the operator's number on CPUs."""
     cuda: bool = False
@@ -31,13 +31,13 @@ class Machine:
     """Memory of all workers on CPUs in bytes; 0: unknown."""
 
 
-def this_machine(wanted: int | None) -> Machine:
+def this_machine(wanted: int | None) -> Devices:
     """`wanted`: stage workers; None: one for each GPU, or one. Raises ConfigError where it cannot be had.
     Blocking: asks the driver."""
     cuda = cuda_devices()
     if wanted and cuda and wanted > cuda:
         raise ConfigError(f"--devices {wanted}, but this machine has {several(cuda, 'CUDA device')}")
-    return Machine(wanted or cuda or 1, bool(cuda), _device_bytes() if cuda else 0, _host_bytes())
+    return Devices(wanted or cuda or 1, bool(cuda), _device_bytes() if cuda else 0, _host_bytes())
 
 
 def cuda_devices() -> int:

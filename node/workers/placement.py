@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from dilocox.protocol import limits
 from dilocox.protocol.run.manifest import Schedule
 
-__all__ = ["Tiling", "chunks", "listed", "stretches", "tile", "tilings"]
+__all__ = ["Placement", "chunks", "listed", "stretches", "tile", "tilings"]
 
 
 @dataclass(frozen=True)
-class Tiling:
+class Placement:
     """Placement: a host runs a part of the pipeline, and every copy of it. Activations cross between hosts, gradients do
     not."""
 
@@ -43,12 +43,12 @@ class Tiling:
         return sorted(stage for share in shares for chunk in share for stage in chunk)
 
 
-def tile(devices: Sequence[int], stages: int, microbatches: int, schedule: Schedule) -> Tiling:
+def tile(devices: Sequence[int], stages: int, microbatches: int, schedule: Schedule) -> Placement:
     """The best of `tilings`."""
     return tilings(devices, stages, microbatches, schedule)[0]
 
 
-def tilings(devices: Sequence[int], stages: int, microbatches: int, schedule: Schedule) -> list[Tiling]:
+def tilings(devices: Sequence[int], stages: int, microbatches: int, schedule: Schedule) -> list[Placement]:
     """First those that use the most of so many devices, box by box, and of equals those of the longest pipeline, which needs the
     least memory of each. Copies share out the microbatches evenly."""
     found = []
@@ -58,7 +58,7 @@ def tilings(devices: Sequence[int], stages: int, microbatches: int, schedule: Sc
             each = microbatches // copies
             lengths = range(1, min(sum(room), stages, each) + 1)
             length = max(length for length in lengths if _runs(length, stages, each, schedule))
-            found.append(Tiling(_poured(room, length), copies, schedule))
+            found.append(Placement(_poured(room, length), copies, schedule))
     return sorted(found, key=lambda tiling: (tiling.workers, tiling.length), reverse=True)
 
 

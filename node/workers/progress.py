@@ -14,7 +14,7 @@ from dilocox.protocol.norms import norm_code
 from dilocox.protocol.pb import messages_pb2 as wire
 from dilocox.protocol.pb import worker_pb2 as pb
 
-__all__ = ["Crew", "Phase", "Progress", "Ready"]
+__all__ = ["ClusterProgress", "Phase", "Progress", "Ready"]
 
 ROUNDS_SHOWN = 1000
 """Rounds whose timings `status` shows."""
@@ -150,7 +150,7 @@ class Phase:
         return sum(payload.error for payload in self.payloads) / len(self.payloads)
 
 
-class Crew:
+class ClusterProgress:
     def __init__(self, clock: Callable[[], float] = time.monotonic, tells_loss: bool = True) -> None:
         """`tells_loss`: to peers."""
         self._clock, self._workers = clock, 0

@@ -8,7 +8,7 @@ from dilocox.protocol.checks import audit_rules
 from dilocox.protocol.checks.audit_rules import Audit, Result
 from dilocox.protocol.consensus.check_interface import Check, Findings
 from dilocox.protocol.consensus.head import Head
-from dilocox.protocol.consensus.pool import Gathered, bodies
+from dilocox.protocol.consensus.pool import StatementPool, bodies
 from dilocox.protocol.consensus.reputation import by_standing
 from dilocox.protocol.consensus.tally import Tally
 from dilocox.protocol.member.member_io import CheckInput, Committed, Input, Resynchronise
@@ -52,12 +52,12 @@ class Audits(Check):
         return ""
 
     def findings(
-        self, manifest: Manifest, head: Head, gathered: Gathered, weights: Mapping[str, int], candidates: Sequence[str]
+        self, manifest: Manifest, head: Head, gathered: StatementPool, weights: Mapping[str, int], candidates: Sequence[str]
     ) -> Findings:
         convicted, audited = audit_rules.faults(audits_of(head), head.round, bodies(gathered), gathered.contributions)
         return Findings(convicted=convicted, records={"audited": audited})
 
-    def fill_commit(self, manifest: Manifest, head: Head, gathered: Gathered, result: Tally, commit: pb.Commit) -> None:
+    def fill_commit(self, manifest: Manifest, head: Head, gathered: StatementPool, result: Tally, commit: pb.Commit) -> None:
         audits = audit_rules.still_open(audits_of(head), head.round)
         if gathered.ballot is not None and result.counted:
             weights = by_standing(manifest, head.standings, result.counted)

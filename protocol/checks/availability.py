@@ -7,7 +7,7 @@ from typing import Any
 from dilocox.protocol.checks import availability_rules
 from dilocox.protocol.consensus.check_interface import Check, Findings
 from dilocox.protocol.consensus.head import Head
-from dilocox.protocol.consensus.pool import Gathered, bodies
+from dilocox.protocol.consensus.pool import StatementPool, bodies
 from dilocox.protocol.consensus.tally import Tally
 from dilocox.protocol.member.member_io import CheckInput, Committed, Input, Resynchronise
 from dilocox.protocol.member.member_state import MemberState
@@ -47,12 +47,12 @@ class Availability(Check):
         return ""
 
     def findings(
-        self, manifest: Manifest, head: Head, gathered: Gathered, weights: Mapping[str, int], candidates: Sequence[str]
+        self, manifest: Manifest, head: Head, gathered: StatementPool, weights: Mapping[str, int], candidates: Sequence[str]
     ) -> Findings:
         lacking = availability_rules.lacking(availability_rules.due(manifest, head), bodies(gathered), gathered.contributions)
         return Findings(records={"lacking": lacking}, penalized=lacking)
 
-    def fill_commit(self, manifest: Manifest, head: Head, gathered: Gathered, result: Tally, commit: pb.Commit) -> None:
+    def fill_commit(self, manifest: Manifest, head: Head, gathered: StatementPool, result: Tally, commit: pb.Commit) -> None:
         commit.data_root = commit_tree(commit).root
 
     def receive(self, state: MemberState, event: Input | Resynchronise) -> frozenset[str]:

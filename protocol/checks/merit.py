@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dilocox.protocol.checks import merit_rules
 from dilocox.protocol.consensus.check_interface import Check
 from dilocox.protocol.consensus.head import Head
-from dilocox.protocol.consensus.pool import Gathered
+from dilocox.protocol.consensus.pool import StatementPool
 from dilocox.protocol.consensus.tally import Tally
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.run.manifest import Manifest
@@ -23,7 +23,7 @@ def merits_of(head: Head) -> Mapping[bytes, int]:
 class Merit(Check):
     name = NAME
 
-    def fill_commit(self, manifest: Manifest, head: Head, gathered: Gathered, result: Tally, commit: pb.Commit) -> None:
+    def fill_commit(self, manifest: Manifest, head: Head, gathered: StatementPool, result: Tally, commit: pb.Commit) -> None:
         weights = [(head.roster[name].account, result.weights[name]) for name in result.counted]
         merits = merit_rules.earned(merits_of(head), weights)
         commit.merits.extend(pb.Merit(account=account, merit=each) for account, each in merits.items())

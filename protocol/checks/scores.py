@@ -10,7 +10,7 @@ from dilocox.protocol.checks.score_rules import Score
 from dilocox.protocol.consensus import weighting
 from dilocox.protocol.consensus.check_interface import NOTHING_FOUND, Check, Findings
 from dilocox.protocol.consensus.head import Head
-from dilocox.protocol.consensus.pool import Gathered
+from dilocox.protocol.consensus.pool import StatementPool
 from dilocox.protocol.consensus.reputation import by_standing
 from dilocox.protocol.consensus.rules import bits
 from dilocox.protocol.member.member_io import (
@@ -75,7 +75,7 @@ class Scoring(Check):
         return ""
 
     def findings(
-        self, manifest: Manifest, head: Head, gathered: Gathered, weights: Mapping[str, int], candidates: Sequence[str]
+        self, manifest: Manifest, head: Head, gathered: StatementPool, weights: Mapping[str, int], candidates: Sequence[str]
     ) -> Findings:
         if gathered.ballot is None:
             return NOTHING_FOUND

@@ -16,7 +16,7 @@ from dilocox.protocol import limits, norms
 from dilocox.protocol.consensus import checks, reputation, rules
 from dilocox.protocol.consensus.data_leases import Lease, Ledger
 from dilocox.protocol.consensus.head import Cluster, Head, Rest, advance
-from dilocox.protocol.consensus.pool import Gathered, Slot, single
+from dilocox.protocol.consensus.pool import Slot, StatementPool, single
 from dilocox.protocol.consensus.tally import Tally, tally
 from dilocox.protocol.consensus.terms import appoint
 from dilocox.protocol.crypto import sha256
@@ -29,8 +29,8 @@ from dilocox.protocol.wire.messages import Statement, author, open_envelope, par
 
 __all__ = [
     "Closing",
+    "CountedPayload",
     "NamedBy",
-    "Taken",
     "compose",
     "envelopes",
     "extend",
@@ -63,7 +63,7 @@ class Closing:
     vote_ms: int = 0
 
 
-def compose(manifest: Manifest, head: Head, gathered: Gathered, closing: Closing) -> pb.Commit:
+def compose(manifest: Manifest, head: Head, gathered: StatementPool, closing: Closing) -> pb.Commit:
     """The commit that closes `head.round` on exactly these statements. Pure: equal inputs give equal commits."""
     if gathered.ballot is None:
         gathered = replace(gathered, contributions={}, receipts={})
@@ -134,7 +134,7 @@ def compose(manifest: Manifest, head: Head, gathered: Gathered, closing: Closing
     return commit
 
 
-def _losses(gathered: Gathered) -> dict[str, float]:
+def _losses(gathered: StatementPool) -> dict[str, float]:
     """Return held-out losses by cluster, in the order of names; a replay's loss replaces the first one. The order matters:
     a verifier has the statements in another order, and the median of 0 and -0 depends on it."""
     reports = [single(slot) for _, slot in sorted(gathered.reports.items())]
@@ -162,10 +162,10 @@ LISTS: Mapping[str, pb.Kind] = {
     "contributions": pb.KIND_CONTRIBUTION,
     "receipts": pb.KIND_RECEIPT,
 }
-"""A commit's statements as they are folded, the ballot before the receipts: fields of `Gathered` and of a commit."""
+"""A commit's statements as they are folded, the ballot before the receipts: fields of `StatementPool` and of a commit."""
 
 
-def _packed(gathered: Gathered) -> dict[str, Any]:
+def _packed(gathered: StatementPool) -> dict[str, Any]:
     """Return the commit's lists of statements, and the keys of their signers. A key occurs once, for all its statements."""
     lists = {name: _statements(getattr(gathered, name)) for name in LISTS}
     keys = sorted({statement.envelope.key for statements in lists.values() for statement in statements})
@@ -178,7 +178,7 @@ def _packed(gathered: Gathered) -> dict[str, Any]:
     return {**packed, "signers": keys}
 
 
-def _counted(gathered: Gathered, result: Tally, says: Mapping[str, int]) -> list[pb.Counted]:
+def _counted(gathered: StatementPool, result: Tally, says: Mapping[str, int]) -> list[pb.Counted]:
     index = {statement.digest: number for number, statement in enumerate(_statements(gathered.contributions))}
     return [
         pb.Counted(
@@ -208,7 +208,7 @@ class Seating:
 def seats(
     manifest: Manifest,
     head: Head,
-    gathered: Gathered,
+    gathered: StatementPool,
     attestations: Mapping[str, pb.Attestation],
     absent: Set[str],
     counting: bool,
@@ -247,7 +247,7 @@ def seats(
     return Seating({name: complete[name][0] for name in wanting if name in head.roster or name in fresh}, state)
 
 
-def _lot(head: Head, gathered: Gathered) -> bytes:
+def _lot(head: Head, gathered: StatementPool) -> bytes:
     """Return the seed of the newcomers' lots: the votes' signatures, which no unknown peer sees before the commit. Without
     votes it is the head alone, which unknown peers know when they choose their names."""
     return sha256(head.digest, *(receipt.signing for receipt in _statements(gathered.receipts)))
@@ -267,7 +267,7 @@ def genesis_group(manifest: Manifest, complete: Mapping[str, tuple[Cluster, byte
     return min(groups.values(), key=lambda names: (-len(names), names[0]), default=[])
 
 
-def _plurality(manifest: Manifest, head: Head, gathered: Gathered, here: Set[str]) -> bytes:
+def _plurality(manifest: Manifest, head: Head, gathered: StatementPool, here: Set[str]) -> bytes:
     """Return the state of a run that would stop otherwise, because two thirds of its makers are not live: the majority
     state of the first group below that has live clusters. This applies only to a commit that counts no cluster while
     too few are live. At least min_clusters of `here` must not contradict the state: the last cluster that leaves
@@ -293,7 +293,7 @@ def _plurality(manifest: Manifest, head: Head, gathered: Gathered, here: Set[str
 def _next_roster(
     manifest: Manifest,
     head: Head,
-    gathered: Gathered,
+    gathered: StatementPool,
     result: Tally,
     attestations: Mapping[str, pb.Attestation],
     seating: Mapping[str, Cluster],
@@ -368,7 +368,7 @@ def _member(
 
 
 @dataclass(frozen=True)
-class Taken:
+class CountedPayload:
     """One cluster's payload that a commit counts."""
 
     cluster: str
@@ -394,14 +394,16 @@ class NamedBy(NamedTuple):
     """The blob is of the state that the round starts from; else of what the commit counts."""
 
 
-def taken(commit: pb.Commit) -> list[Taken]:
+def taken(commit: pb.Commit) -> list[CountedPayload]:
     """The counted of a commit that was verified, in the order of the mean."""
     found = []
     for item in commit.counted:
         signed = commit.contributions[item.contribution]
         key = author(commit, signed)
         contribution = parse(pb.Contribution, signed.body)
-        found.append(Taken(peer_id(key), item.weight, item.clip, item.standing, contribution, sha256(key, signed.body)))
+        found.append(
+            CountedPayload(peer_id(key), item.weight, item.clip, item.standing, contribution, sha256(key, signed.body))
+        )
     return found
 
 
@@ -443,14 +445,14 @@ def extend(manifest: Manifest, head: Head, envelope: pb.Envelope | bytes) -> tup
     return advance(manifest, commit), commit
 
 
-def _gather(manifest: Manifest, head: Head, commit: pb.Commit) -> Gathered:
+def _gather(manifest: Manifest, head: Head, commit: pb.Commit) -> StatementPool:
     """Fold a commit's statements through the rules. Raises RemoteError at the first invalid one."""
     verdicts = {item.peer: item for item in commit.attested}
     if verdicts and not manifest.attestation.kinds:
         raise RemoteError(
             pb.REASON_ATTESTATION, f"commit {commit.round} holds verdicts on evidence, which the run does not ask for"
         )
-    gathered = Gathered(attested=verdicts, refusals=tuple(commit.refusals))
+    gathered = StatementPool(attested=verdicts, refusals=tuple(commit.refusals))
     for envelope in envelopes(commit):
         statement = open_envelope(envelope, manifest.run_id, rules.JUDGES)
         judgement, after = rules.judge(manifest, head, gathered, statement)

@@ -14,7 +14,7 @@ from dilocox.protocol.wire.messages import Statement
 
 if TYPE_CHECKING:
     from dilocox.protocol.consensus.head import Head
-    from dilocox.protocol.consensus.pool import Gathered
+    from dilocox.protocol.consensus.pool import StatementPool
     from dilocox.protocol.consensus.tally import Tally
     from dilocox.protocol.member.member_io import Effect, Input, Resynchronise, Verdict
     from dilocox.protocol.member.member_state import MemberState
@@ -79,7 +79,7 @@ class Check:
         self,
         manifest: Manifest,
         head: "Head",
-        gathered: "Gathered",
+        gathered: "StatementPool",
         weights: Mapping[str, int],
         candidates: Sequence[str],
     ) -> Findings:
@@ -87,7 +87,9 @@ class Check:
         that contributed and voted, and that no check before this one convicted."""
         return NOTHING_FOUND
 
-    def fill_commit(self, manifest: Manifest, head: "Head", gathered: "Gathered", result: "Tally", commit: pb.Commit) -> None:
+    def fill_commit(
+        self, manifest: Manifest, head: "Head", gathered: "StatementPool", result: "Tally", commit: pb.Commit
+    ) -> None:
         """Fill in this check's fields of a commit that is otherwise complete."""
 
     def read_commit(self, commit: pb.Commit) -> Any:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.wire.messages import Statement
 
-__all__ = ["Gathered", "Slot", "bodies", "holds", "put", "put_newest", "single"]
+__all__ = ["Slot", "StatementPool", "bodies", "holds", "put", "put_newest", "single"]
 
 Key = TypeVar("Key")
 Slot = tuple[Statement[Any], ...]
@@ -20,7 +20,7 @@ Slot = tuple[Statement[Any], ...]
 
 
 @dataclass(frozen=True)
-class Gathered:
+class StatementPool:
     claims: Mapping[str, Slot] = field(default_factory=dict)
     """Claims by peer: the newest serial."""
     clusters: Mapping[str, Slot] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class Gathered:
         serials = {peer: slot[0].body.serial for peer, slot in self.claims.items()}
         return frozenset(peer for peer, slot in self.leaves.items() if slot[0].body.serial >= serials.get(peer, -1))
 
-    def without(self, strangers: Container[str]) -> "Gathered":
+    def without(self, strangers: Container[str]) -> "StatementPool":
         """Return the pool without claims, layouts and departures of these unknown peers. None of them is on the roster."""
 
         def kept(slots: Mapping[str, Slot]) -> Mapping[str, Slot]:
@@ -70,7 +70,7 @@ def single(slot: Slot | None) -> Statement[Any] | None:
     return slot[0] if slot and len(slot) == 1 else None
 
 
-def bodies(gathered: Gathered) -> dict[str, pb.Receipt]:
+def bodies(gathered: StatementPool) -> dict[str, pb.Receipt]:
     """Return the votes of clusters on the ballot that signed one vote alone, in the ballot's order."""
     return {name: vote.body for name in gathered.listed() if (vote := single(gathered.receipts.get(name)))}
 

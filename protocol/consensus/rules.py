@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 from dilocox.protocol import limits
 from dilocox.protocol.consensus import checks
 from dilocox.protocol.consensus.head import Cluster, Head, HostRange, alone, host_ranges, resting_on
-from dilocox.protocol.consensus.pool import Gathered, Slot, holds, put, put_newest, single
+from dilocox.protocol.consensus.pool import Slot, StatementPool, holds, put, put_newest, single
 from dilocox.protocol.consensus.reputation import by_standing, capped
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.ids import short
@@ -81,11 +81,11 @@ def reject(reason: pb.Reason, detail: str) -> Judgement:
     return Judgement(Outcome.REJECT, reason, detail)
 
 
-Judged = tuple[Judgement, Gathered]
-Judge = Callable[[Manifest, Head, Gathered, Statement[Any]], Judged]
+Judged = tuple[Judgement, StatementPool]
+Judge = Callable[[Manifest, Head, StatementPool, Statement[Any]], Judged]
 
 
-def judge(manifest: Manifest, head: Head, gathered: Gathered, statement: Statement[Any]) -> Judged:
+def judge(manifest: Manifest, head: Head, gathered: StatementPool, statement: Statement[Any]) -> Judged:
     """Ask the row of the statement's kind. `gathered` comes back as the same object where nothing changed."""
     if head.finished:
         return ignore(pb.REASON_RUN_FINISHED, "the run has closed its last round"), gathered
@@ -95,7 +95,7 @@ def judge(manifest: Manifest, head: Head, gathered: Gathered, statement: Stateme
 # Roster: claims, layouts, departures.
 
 
-def _claim(manifest: Manifest, head: Head, gathered: Gathered, statement: Statement[pb.Claim]) -> Judged:
+def _claim(manifest: Manifest, head: Head, gathered: StatementPool, statement: Statement[pb.Claim]) -> Judged:
     body = statement.body
     if (refusal := _not_admitted(manifest, head, gathered, statement.peer)) is not None:
         return refusal, gathered
@@ -141,7 +141,7 @@ def _of_those_here(leaves: Mapping[str, Slot], head: Head, claims: Mapping[str, 
     return {peer: slot for peer, slot in leaves.items() if peer in head.roster or peer in claims}
 
 
-def _not_admitted(manifest: Manifest, head: Head, gathered: Gathered, peer: str) -> Judgement | None:
+def _not_admitted(manifest: Manifest, head: Head, gathered: StatementPool, peer: str) -> Judgement | None:
     admission = manifest.admission
     if admission.policy == "allow-list" and peer not in admission.allow:
         return reject(pb.REASON_NOT_ADMITTED, f"{short(peer)} is not on the run's allow-list")
@@ -179,7 +179,7 @@ def _bounded(slots: dict[str, Slot], head: Head, cap: int) -> dict[str, Slot]:
     return {peer: slot for peer, slot in slots.items() if peer != last}
 
 
-def _cluster(manifest: Manifest, head: Head, gathered: Gathered, statement: Statement[pb.Cluster]) -> Judged:
+def _cluster(manifest: Manifest, head: Head, gathered: StatementPool, statement: Statement[pb.Cluster]) -> Judged:
     body = statement.body
     if (refusal := _not_admitted(manifest, head, gathered, statement.peer)) is not None:
         return refusal, gathered
@@ -213,7 +213,7 @@ def tiles(hosts: Sequence[HostRange], stages: int) -> bool:
     return expected == stages and all((host.first_stage, host.stage_count) in ranges for host in hosts)
 
 
-def _leave(manifest: Manifest, head: Head, gathered: Gathered, statement: Statement[pb.Leave]) -> Judged:
+def _leave(manifest: Manifest, head: Head, gathered: StatementPool, statement: Statement[pb.Leave]) -> Judged:
     if not head.names(statement.body):
         return _not_now(head, "leave", statement.body.round), gathered
     if statement.peer not in head.roster and statement.peer not in gathered.claims:
@@ -224,7 +224,7 @@ def _leave(manifest: Manifest, head: Head, gathered: Gathered, statement: Statem
     return ACCEPT, replace(gathered, leaves=leaves)
 
 
-def complete_clusters(manifest: Manifest, head: Head, gathered: Gathered) -> dict[str, tuple[Cluster, bytes]]:
+def complete_clusters(manifest: Manifest, head: Head, gathered: StatementPool) -> dict[str, tuple[Cluster, bytes]]:
     """Return complete clusters that claim a seat, with the state root that all their hosts claim to have.
 
     A host alone is a cluster of its own name. A larger cluster is complete when the newest claim of every host names
@@ -253,7 +253,7 @@ def complete_clusters(manifest: Manifest, head: Head, gathered: Gathered) -> dic
 # A round: contributions, the ballot, receipts.
 
 
-def _contribution(manifest: Manifest, head: Head, gathered: Gathered, statement: Statement[pb.Contribution]) -> Judged:
+def _contribution(manifest: Manifest, head: Head, gathered: StatementPool, statement: Statement[pb.Contribution]) -> Judged:
     if holds(gathered.contributions.get(statement.peer), statement):
         return REPEAT, gathered
     if (refusal := _impossible(manifest, head, statement)) is not None:
@@ -266,7 +266,7 @@ def _contribution(manifest: Manifest, head: Head, gathered: Gathered, statement:
     return _once(contributions[statement.peer]), replace(gathered, contributions=contributions)
 
 
-def _pinned(gathered: Gathered, cluster: str) -> bytes:
+def _pinned(gathered: StatementPool, cluster: str) -> bytes:
     """Digest of the contribution of this cluster that the ballot lists."""
     listed = set(gathered.ballot.body.contributions) if gathered.ballot else set()
     return next((s.digest for s in gathered.contributions.get(cluster, ()) if s.digest in listed), b"")
@@ -304,7 +304,7 @@ def _impossible(manifest: Manifest, head: Head, statement: Statement[pb.Contribu
     return None
 
 
-def _ballot(manifest: Manifest, head: Head, gathered: Gathered, statement: Statement[pb.Ballot]) -> Judged:
+def _ballot(manifest: Manifest, head: Head, gathered: StatementPool, statement: Statement[pb.Ballot]) -> Judged:
     body = statement.body
     if statement.peer != head.coordinator:
         return reject(pb.REASON_BAD_SIGNATURE, "a ballot that is not the coordinator's"), gathered
@@ -329,7 +329,7 @@ def bits(accepted: Sequence[bool]) -> bytes:
     return number.to_bytes(-(-len(accepted) // 8), "little")
 
 
-def _receipt(manifest: Manifest, head: Head, gathered: Gathered, statement: Statement[pb.Receipt]) -> Judged:
+def _receipt(manifest: Manifest, head: Head, gathered: StatementPool, statement: Statement[pb.Receipt]) -> Judged:
     body, ballot = statement.body, gathered.ballot
     if body.round != head.round or ballot is None or body.ballot != ballot.signing:
         return ignore(pb.REASON_STALE_ROUND, f"not about the ballot of round {head.round}"), gathered
@@ -361,7 +361,7 @@ def _receipt(manifest: Manifest, head: Head, gathered: Gathered, statement: Stat
 # The state.
 
 
-def _state_report(manifest: Manifest, head: Head, gathered: Gathered, statement: Statement[pb.StateReport]) -> Judged:
+def _state_report(manifest: Manifest, head: Head, gathered: StatementPool, statement: Statement[pb.StateReport]) -> Judged:
     body = statement.body
     if (body.round, body.head) != (head.round, head.digest):
         return _not_now(head, "state report", body.round), gathered
@@ -376,7 +376,7 @@ def _state_report(manifest: Manifest, head: Head, gathered: Gathered, statement:
     return _once(reports[key]), replace(gathered, reports=reports)
 
 
-def told_states(gathered: Gathered, clusters: Iterable[str]) -> dict[str, bytes]:
+def told_states(gathered: StatementPool, clusters: Iterable[str]) -> dict[str, bytes]:
     """Return each cluster's state: by replay, else by report, else by the claim of a cluster that returned."""
     told: dict[str, bytes] = {}
     claiming = gathered.claiming()
@@ -388,7 +388,7 @@ def told_states(gathered: Gathered, clusters: Iterable[str]) -> dict[str, bytes]
     return told
 
 
-def known_state(manifest: Manifest, head: Head, gathered: Gathered) -> bytes:
+def known_state(manifest: Manifest, head: Head, gathered: StatementPool) -> bytes:
     """Return the state root that the open round starts from, as far as the chain implies it; empty otherwise.
 
     Either the chain contains it, or two thirds, by reputation, of the clusters counted last report it.

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from dilocox.protocol.consensus import checks, reputation, weighting
 from dilocox.protocol.consensus.check_interface import Findings, Why, join
 from dilocox.protocol.consensus.head import Head
-from dilocox.protocol.consensus.pool import Gathered, single
+from dilocox.protocol.consensus.pool import StatementPool, single
 from dilocox.protocol.errors import reason_name
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.run.manifest import Manifest
@@ -47,7 +47,7 @@ class Tally:
     """Clusters that lose reputation although they count."""
 
 
-def tally(manifest: Manifest, head: Head, gathered: Gathered, absent: Container[str]) -> Tally:
+def tally(manifest: Manifest, head: Head, gathered: StatementPool, absent: Container[str]) -> Tally:
     """Count a round. `absent`: roster clusters that were not live when the round closed."""
     reasons = _without_a_vote(manifest, head, gathered, absent)
     says = reputation.by_standing(manifest, head.standings, gathered.listed())
@@ -79,11 +79,13 @@ def tally(manifest: Manifest, head: Head, gathered: Gathered, absent: Container[
     )
 
 
-def _candidates(gathered: Gathered, reasons: Container[str]) -> list[str]:
+def _candidates(gathered: StatementPool, reasons: Container[str]) -> list[str]:
     return sorted(name for name in gathered.listed() if name not in reasons)
 
 
-def _checked(manifest: Manifest, head: Head, gathered: Gathered, says: Mapping[str, int], reasons: dict[str, Why]) -> Findings:
+def _checked(
+    manifest: Manifest, head: Head, gathered: StatementPool, says: Mapping[str, int], reasons: dict[str, Why]
+) -> Findings:
     """Return the findings of the run's checks, in the order of their turns; `reasons` gets those of convicted clusters."""
     findings: list[Findings] = []
     for check in checks.of(manifest):
@@ -98,7 +100,7 @@ def _mean_loss(accepted: Mapping[str, Statement[pb.Contribution]], weights: Mapp
     return sum(loss * weights[name] for name, loss in said.items()) / max(1, sum(weights[name] for name in said))
 
 
-def _without_a_vote(manifest: Manifest, head: Head, gathered: Gathered, absent: Container[str]) -> dict[str, Why]:
+def _without_a_vote(manifest: Manifest, head: Head, gathered: StatementPool, absent: Container[str]) -> dict[str, Why]:
     """Return roster clusters that did not both contribute and vote, once each. If the round was closed for claiming
     clusters, no remaining cluster was late."""
     reasons: dict[str, Why] = {}
@@ -128,7 +130,7 @@ def _without_a_vote(manifest: Manifest, head: Head, gathered: Gathered, absent: 
 
 def _accepted(
     manifest: Manifest,
-    gathered: Gathered,
+    gathered: StatementPool,
     says: Mapping[str, int],
     candidates: Sequence[str],
     found: Findings,
@@ -184,7 +186,7 @@ def _drop_copies(accepted: dict[str, Statement[pb.Contribution]], votes: Mapping
                 reasons[name] = pb.REASON_COPIED, "another cluster announced the same leaves"
 
 
-def _yes(gathered: Gathered, voters: Sequence[str], listed: int) -> npt.NDArray[np.uint8]:
+def _yes(gathered: StatementPool, voters: Sequence[str], listed: int) -> npt.NDArray[np.uint8]:
     """(voters, contributions on the ballot): 1 where it was accepted."""
     rows = [np.frombuffer(gathered.receipts[name][0].body.accepted, np.uint8) for name in voters]
     stacked = np.stack(rows) if rows else np.zeros((0, -(-listed // 8)), np.uint8)
@@ -217,7 +219,9 @@ class Complaint:
     """Sum of their voting weights."""
 
 
-def _complaints(gathered: Gathered, voters: Sequence[str], says: Mapping[str, int]) -> dict[int, dict[pb.Reason, Complaint]]:
+def _complaints(
+    gathered: StatementPool, voters: Sequence[str], says: Mapping[str, int]
+) -> dict[int, dict[pb.Reason, Complaint]]:
     """Return complaints by contribution on the ballot and reason."""
     found: dict[int, dict[pb.Reason, Complaint]] = {}
     for name in voters:

@@ -23,10 +23,10 @@ from dilocox.protocol.events import (
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.rounds.round_machine import Moment, RoundState
 
-__all__ = ["Telling"]
+__all__ = ["RoundEvents"]
 
 
-class Telling:
+class RoundEvents:
     """Events of one coordinator. It remembers the arrival of each cluster's contribution and vote in the open round.
     Events that unknown peers can cause are limited to `limits.STRANGERS_TOLD` a round: they must not displace other
     events."""

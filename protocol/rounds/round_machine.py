@@ -25,7 +25,7 @@ from dilocox.protocol import limits
 from dilocox.protocol.consensus import chain, reputation, rules
 from dilocox.protocol.consensus.chain import Closing
 from dilocox.protocol.consensus.head import Cluster, Head, advance
-from dilocox.protocol.consensus.pool import Gathered
+from dilocox.protocol.consensus.pool import StatementPool
 from dilocox.protocol.consensus.rules import Outcome
 from dilocox.protocol.ids import several, shortly
 from dilocox.protocol.pb import messages_pb2 as pb
@@ -124,7 +124,7 @@ class RoundState:
     clock: Clock
     began_at: float
     """When the round was opened, pauses included."""
-    gathered: Gathered = field(default_factory=Gathered)
+    gathered: StatementPool = field(default_factory=StatementPool)
     absent: frozenset[str] = frozenset()
     """Peers that are not live, of the roster and of claiming clusters."""
     sealing: bool = False
@@ -209,14 +209,14 @@ def _taking_part(state: RoundState, peers: Set[str]) -> frozenset[str]:
     return frozenset(peer for peer in peers if peer in state.head.roster or peer in state.gathered.claims)
 
 
-def _gathering(state: RoundState, gathered: Gathered) -> RoundState:
+def _gathering(state: RoundState, gathered: StatementPool) -> RoundState:
     """The state with this gathered; who claims no longer is not missed."""
     claims = state.gathered.claims
     state = replace(state, gathered=gathered)
     return state if gathered.claims is claims else replace(state, absent=_taking_part(state, state.absent))
 
 
-def _with_room(state: RoundState, kind: pb.Kind) -> Gathered:
+def _with_room(state: RoundState, kind: pb.Kind) -> StatementPool:
     """Return the pool with room for a claim (layout) of an unknown peer. Without room, it drops statements of absent peers, or
     of peers without a claim: an open round would store them for ever. Claims of suspended members are kept: they may have
     the current state. With an allow-list no peer is unknown."""
@@ -271,7 +271,7 @@ def _attest(state: RoundState, attestation: pb.Attestation, moment: Moment) -> R
     return _gathering(state, replace(gathered, attested={**gathered.attested, peer: attestation}))
 
 
-def _verdicts_full(head: Head, gathered: Gathered, peer: str) -> bool:
+def _verdicts_full(head: Head, gathered: StatementPool, peer: str) -> bool:
     """Return whether there is no room for another verdict, on this peer."""
     strange = peer not in head.known_peers and len(rules.strangers(gathered.attested, head)) >= limits.ATTESTATIONS // 2
     return strange or len(gathered.attested) >= limits.ATTESTATIONS
@@ -478,7 +478,7 @@ def _ask_for_ballot(state: RoundState) -> tuple[RoundState, list[Effect]]:
     return replace(state, sealing=True), [SealBallot(ballot)]
 
 
-def _noted(state: RoundState, moment: Moment) -> Gathered:
+def _noted(state: RoundState, moment: Moment) -> StatementPool:
     """Return the pool with notes on absent clusters and expired evidence."""
     head, notes = state.head, []
     for name in sorted(state.absent & {*head.roster, *state.gathered.claims}):
@@ -518,7 +518,7 @@ def close(state: RoundState, moment: Moment) -> tuple[RoundState, SealCommit]:
         after,
         Clock(now, returning_until=clock.returning_until),
         now,
-        gathered=Gathered(attested=_still_waiting(state, after, moment)),
+        gathered=StatementPool(attested=_still_waiting(state, after, moment)),
         absent=state.absent & after.roster.keys(),
     )
     return _keep_time(fresh, now), SealCommit(commit)

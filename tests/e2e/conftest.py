@@ -15,7 +15,7 @@ import pytest
 from bench.texts import stdlib
 from dilocox.protocol.errors import reason_name
 from dilocox.protocol.pb import messages_pb2 as pb
-from dilocox.testnet.swarm import Lines, Member, Testnet
+from dilocox.testnet.swarm import LinkRates, Member, Testnet
 from dilocox.transport.store.data_directory import load_identity
 
 RUN = """
@@ -214,7 +214,7 @@ def build(
     options: Collection[str] = (),
     changes: Mapping[str, str] | None = None,
     boxes: int = 1,
-    lines: Lines | None = None,
+    lines: LinkRates | None = None,
 ) -> Testnet:
     """Build a swarm. `changes`: lines of RUN, and their replacements. `lines`: in network namespaces."""
     owner = load_identity(folder / "e2e.key")

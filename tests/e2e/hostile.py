@@ -24,12 +24,12 @@ from dilocox.protocol.payload.payload import Layout, owner_of
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.protocol.wire.messages import Statement, canonical, open_envelope, seal
-from dilocox.transport.limits.caller_auth import Callers
+from dilocox.transport.limits.caller_auth import CallerAuth
 from dilocox.transport.net import tls
 from dilocox.transport.net.blob_server import PeerService
 from dilocox.transport.net.dht import Dht, DhtSettings
 from dilocox.transport.net.network import choose_port, multiaddr
-from dilocox.transport.net.peer_directory import Directory
+from dilocox.transport.net.peer_directory import PeerDirectory
 from dilocox.transport.net.rpc import ChannelPool, create_server
 from dilocox.transport.process.tasks import Tasks
 from dilocox.transport.store.blobs import BlobStore
@@ -57,13 +57,13 @@ class HostilePeer:
         certificate = tls.load_or_create(self.folder)
         self.server, port = await create_server("127.0.0.1:0", certificate)
         rpc.add_PeerServicer_to_server(
-            PeerService(self.store, Callers(self.link.run_id, certificate.certificate_der)), self.server
+            PeerService(self.store, CallerAuth(self.link.run_id, certificate.certificate_der)), self.server
         )
         await self.server.start()
         dht_port = choose_port()
         listen = f"/ip4/127.0.0.1/tcp/{dht_port}"
         dht = Dht(DhtSettings(self.link.run_id, self.identity, self.folder, listen, self.link.dht_addresses))
-        self.directory = Directory(dht, self.identity, self.link.run_id, 1)
+        self.directory = PeerDirectory(dht, self.identity, self.link.run_id, 1)
         self.channels = ChannelPool(self.identity, self.link.run_id)
         self.tasks.start(dht.run(), "dht")
         addresses = [multiaddr("127.0.0.1", dht_port, self.identity.peer)]

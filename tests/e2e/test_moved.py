@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dilocox.testnet.namespaces import lacking
-from dilocox.testnet.swarm import WAN, Lines, Testnet
+from dilocox.testnet.swarm import WAN, LinkRates, Testnet
 from tests.e2e.conftest import Swarm, build, running, wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.skipif(bool(lacking()), reason=f"network namespaces: {lacking()}")]
@@ -33,7 +33,7 @@ def move(testnet: Testnet, name: str, last: int) -> None:
 
 
 def test_coordinator_and_node_that_moved_are_found(tmp_path: Path):
-    testnet = build(tmp_path, count=100_000, nodes=4, lines=Lines())
+    testnet = build(tmp_path, count=100_000, nodes=4, lines=LinkRates())
     nodes = ["node-1", "node-2", "node-3"]
     with running(testnet, rounds=2) as swarm:
         _wait_until_the_dht_has_the_coordinator(swarm, nodes)

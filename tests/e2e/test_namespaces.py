@@ -9,7 +9,7 @@ import pytest
 
 from dilocox.node.workers.environment import WORKER
 from dilocox.testnet.namespaces import Namespaces, lacking
-from dilocox.testnet.swarm import LAN, WAN, Lines
+from dilocox.testnet.swarm import LAN, WAN, LinkRates
 from tests.e2e.conftest import PATIENCE_SECONDS, Swarm, build, names, running, wait_for, wait_until_gone
 from tests.e2e.test_boxes import CHANGES
 from tests.e2e.test_testnet import start
@@ -22,7 +22,7 @@ LEAD, BOX, OTHER, LATE = "node-1", "node-1-box-2", "node-2", "node-2-box-2"
 @pytest.fixture(scope="module")
 def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
     """Each cluster has two copies of a pipeline, whose last stage is in the second box."""
-    folder, lines = tmp_path_factory.mktemp("namespaces"), Lines(lan=1e9, wan=1e8)
+    folder, lines = tmp_path_factory.mktemp("namespaces"), LinkRates(lan=1e9, wan=1e8)
     testnet = build(folder, count=100_000, nodes=2, options=["--no-dht"], changes=CHANGES, boxes=2, lines=lines)
     testnet.coordinator.arguments.append("--no-dht")
     late = testnet.member(LATE)

@@ -15,7 +15,7 @@ from typing import Any
 
 from dilocox.coordinator.driver import RoundDriver
 from dilocox.coordinator.kv_store import StoreError
-from dilocox.coordinator.shared_log import DeposedError, Holder, SharedLog
+from dilocox.coordinator.shared_log import Candidate, DeposedError, SharedLog
 from dilocox.coordinator.standby import stand_by
 from dilocox.protocol.consensus import chain, rules
 from dilocox.protocol.consensus.head import Head, initial_head
@@ -207,7 +207,7 @@ class Office:
                 chain.close()
 
     async def _lead(self, chain: ChainFile) -> None:
-        me = Holder(f"office {self.number}", f"192.0.2.{self.number}:1", bytes([self.number] * 32).hex())
+        me = Candidate(f"office {self.number}", f"192.0.2.{self.number}:1", bytes([self.number] * 32).hex())
         log = SharedLog(self.line, "sim", chain, me, lambda: self.clock)
         await stand_by(log, chain, ChannelPool(), lambda says: None)
         driver = RoundDriver(COORDINATOR, chain, self._publish, lambda: self.clock, log)

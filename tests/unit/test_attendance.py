@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from dilocox.node.api.server import add_operator_routes
-from dilocox.node.member.participation import PAUSED, Attendance, Wish, wish
+from dilocox.node.member.participation import PAUSED, ParticipationSchedule, ParticipationWish, wish
 from dilocox.node.workers.progress import Progress
 from dilocox.protocol.consensus.rules import ACCEPT, Outcome
 from dilocox.protocol.crypto import Identity
@@ -24,7 +24,7 @@ from dilocox.transport.limits.schedule import Hours
 from dilocox.transport.process.tasks import Tasks
 from dilocox.transport.process.watched_state import Changes
 from dilocox.transport.store.data_directory import API_KEY, DataDirectory
-from dilocox.views.api_listener import Door
+from dilocox.views.api_listener import ApiListener
 from dilocox.views.http import create_app
 from tests.helpers import PATIENCE_SECONDS, Table, identity, manifest, no_status, until
 
@@ -95,8 +95,8 @@ class Node:
         return status(self.state, Status("training", "on the roster"), self.pause)
 
 
-def attending(node: Node, tasks: Tasks, folder: Path, hours: Hours | None = None, **clock: Any) -> Attendance:
-    attendance = Attendance(node, node.workers, tasks, folder, hours, **clock)
+def attending(node: Node, tasks: Tasks, folder: Path, hours: Hours | None = None, **clock: Any) -> ParticipationSchedule:
+    attendance = ParticipationSchedule(node, node.workers, tasks, folder, hours, **clock)
     tasks.start(attendance.follow(), "attendance")
     return attendance
 
@@ -109,10 +109,10 @@ async def tasks():
 
 
 def test_what_is_wanted():
-    assert wish(False, None, NOON) == Wish(True, "")
-    assert wish(False, NIGHT, MIDNIGHT) == Wish(True, "")
-    assert wish(False, NIGHT, NOON) == Wish(False, "until 22:00 (--hours 22:00-06:00)")
-    assert wish(True, NIGHT, MIDNIGHT) == Wish(False, "until `dilocox resume`")
+    assert wish(False, None, NOON) == ParticipationWish(True, "")
+    assert wish(False, NIGHT, MIDNIGHT) == ParticipationWish(True, "")
+    assert wish(False, NIGHT, NOON) == ParticipationWish(False, "until 22:00 (--hours 22:00-06:00)")
+    assert wish(True, NIGHT, MIDNIGHT) == ParticipationWish(False, "until `dilocox resume`")
 
 
 async def test_who_pauses_finishes_ends_its_workers_and_comes_back(tmp_path: Path, tasks: Tasks):
@@ -168,7 +168,7 @@ async def test_hours_begin_and_end(tmp_path: Path, tasks: Tasks):
     assert "no part until 22:00" in await at_noon(attendance, now)
 
 
-async def at_noon(attendance: Attendance, now: list[float]) -> str:
+async def at_noon(attendance: ParticipationSchedule, now: list[float]) -> str:
     now[0] = NOON
     return await attendance.resume()
 
@@ -225,7 +225,7 @@ async def test_only_the_operator_may_ask(tmp_path: Path, tasks: Tasks):
     attendance = attending(Node(), tasks, tmp_path)
     app = create_app(CollectorRegistry(), no_status)
     add_operator_routes(app, attendance, key)
-    door = Door("127.0.0.1:0")
+    door = ApiListener("127.0.0.1:0")
     await door.show(app)
     async with aiohttp.ClientSession() as session:
         for headers in ({}, {"Authorization": "Bearer "}, {"Authorization": "Bearer ü"}, {"Authorization": f"Bearer {key}x"}):

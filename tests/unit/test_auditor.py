@@ -15,7 +15,7 @@ import torch
 from dilocox.node.audit.auditor import Auditor, AuditPlaces, in_a_process
 from dilocox.node.audit.messages import Found, Task
 from dilocox.node.training.worker.audit import carry_out, threads_of
-from dilocox.node.workers.devices import Machine, available_bytes
+from dilocox.node.workers.devices import Devices, available_bytes
 from dilocox.protocol import events
 from dilocox.protocol.checks import audit_rules as auditing
 from dilocox.protocol.checks.audits import Audited, audits_of
@@ -113,7 +113,7 @@ class World:
     def auditor(self, free: int | None = None, compute: Callable[[Task, Path], Awaitable[Found]] | None = None) -> Auditor:
         nothing = Fetches(self.theirs, self.places.data, lambda: False)
         how = compute or self.compute
-        machine = Machine(1)
+        machine = Devices(1)
         return Auditor(self.us, machine, self.places, self.fetches, nothing, how, lambda: free, look_seconds=0.001)  # type: ignore[arg-type]
 
     @property

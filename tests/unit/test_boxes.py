@@ -12,20 +12,20 @@ import grpc.aio
 import pytest
 
 from dilocox.node.cluster import follower
-from dilocox.node.cluster.cluster_hosts import ClusterSettings, Team
+from dilocox.node.cluster.cluster_hosts import ClusterHosts, ClusterSettings
 from dilocox.node.cluster.follower import Follower
 from dilocox.node.context.run_context import RunContext
 from dilocox.node.exchange.relays import Relays
 from dilocox.node.hosts import host_stream
 from dilocox.node.hosts.cluster_link import ClusterLink, address_on, exposed, load_or_create_secret, proof
 from dilocox.node.hosts.lead import BoxAdmission, RemoteBox
-from dilocox.node.hosts.lead_connection import LeadLine, hello_of
+from dilocox.node.hosts.lead_connection import LeadConnection, hello_of
 from dilocox.node.planning.memory_model import fullest_device, host_bytes, lacks, stage_bytes
-from dilocox.node.state.retention import Keeping
-from dilocox.node.workers.devices import Machine
+from dilocox.node.state.retention import BlobRetention
+from dilocox.node.workers.devices import Devices
 from dilocox.node.workers.placement import tile
 from dilocox.node.workers.pool import Launch
-from dilocox.node.workers.progress import Crew
+from dilocox.node.workers.progress import ClusterProgress
 from dilocox.protocol.consensus.head import HostRange, initial_head
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
@@ -83,14 +83,14 @@ class Pool:
         self.end_generation()
 
 
-TWO_DEVICES = Machine(2)
+TWO_DEVICES = Devices(2)
 
 
 class Cluster:
     """Peer 0 leads, with two devices; peer 1 is its other box, with two more."""
 
     def __init__(
-        self, lead: Peer, box: Peer, patience: float = 3600.0, machine: Machine = TWO_DEVICES, run: Manifest = RUN
+        self, lead: Peer, box: Peer, patience: float = 3600.0, machine: Devices = TWO_DEVICES, run: Manifest = RUN
     ) -> None:
         self.lead, self.peer = lead, box
         self.pools = Pool(), Pool()
@@ -99,12 +99,12 @@ class Cluster:
         pools: list[Any] = list(self.pools)
         self.port, self.box_port = Port(state_of(run, 0)), Port(state_of(run, 1))
         settings = ClusterSettings(1, INTERFACE, patience)
-        self.team = Team(context_of(lead), self.port, machine, pools[0], lead.own_host, lead.lead, settings)
+        self.team = ClusterHosts(context_of(lead), self.port, machine, pools[0], lead.own_host, lead.lead, settings)
         lead.tasks.start(self.team.watch_hosts(), "hosts")
-        link, crew = link_to(lead, run=run), Crew()
-        line = LeadLine(link, box.channels, hello_of(link, identity(1).peer, Machine(2)))
+        link, crew = link_to(lead, run=run), ClusterProgress()
+        line = LeadConnection(link, box.channels, hello_of(link, identity(1).peer, Devices(2)))
         starts = box.exchange.starts(box.chain)
-        keeping = Keeping(box.store, box.relay_store, starts, crew.progress, lambda: (), me)
+        keeping = BlobRetention(box.store, box.relay_store, starts, crew.progress, lambda: (), me)
         self.box = Follower(context_of(box), self.box_port, line, pools[1], box.own_host, keeping, crew, INTERFACE)
         self.following = box.tasks.start(self.box.run(), "box")
 
@@ -124,9 +124,9 @@ def context_of(peer: Peer) -> RunContext:
     return RunContext(identity(peer.number), peer.chain, peer.store, peer.tasks)
 
 
-def team_of(peer: Peer, machine: Machine, pool: Any) -> Team:
+def team_of(peer: Peer, machine: Devices, pool: Any) -> ClusterHosts:
     """The team of a cluster that is one host."""
-    return Team(context_of(peer), Port(state_of(peer.chain.manifest, 0)), machine, pool, peer.own_host, peer.lead)
+    return ClusterHosts(context_of(peer), Port(state_of(peer.chain.manifest, 0)), machine, pool, peer.own_host, peer.lead)
 
 
 def link_to(lead: Peer, secret: bytes = SECRET, run: Manifest = RUN) -> ClusterLink:
@@ -226,7 +226,7 @@ async def test_devices_that_have_nothing_to_do_are_named(tmp_path: Path, caplog:
     run = manifest(model={"stages": 3}, training={"microbatches": 2})
     async with meeting(tmp_path, run, list(Table(run).genesis().commits)) as (peer,):
         pool = Pool()
-        team = team_of(peer, Machine(3), pool)
+        team = team_of(peer, Devices(3), pool)
         generation = peer.tasks.start(team.run_generation(), "generation")
         await until(lambda: pool.launches)
         assert "2 workers on 3 devices: 1 copy of a pipeline of 2" in caplog.text
@@ -322,7 +322,7 @@ async def test_a_box_whose_workers_ended_for_want_of_room_waits_for_room(cluster
 def needed(devices: int, boxes: int) -> int:
     """Bytes of the fullest of so many boxes with CPU workers, for our run."""
     tiling = tile([devices] * boxes, RUN.model.stages, RUN.training.microbatches, RUN.training.schedule)
-    return max(lack.needs for lack in lacks(RUN, tiling, [Machine(devices, host_bytes=1)] * boxes))
+    return max(lack.needs for lack in lacks(RUN, tiling, [Devices(devices, host_bytes=1)] * boxes))
 
 
 @pytest.mark.parametrize(
@@ -335,7 +335,7 @@ def test_an_interface_that_the_world_reaches_is_warned_of(address: str, warned: 
 async def test_a_box_that_cannot_hold_the_model_says_so_before_anything_starts(two: list[Peer]):
     lead, pool = two[0], Pool()
     has = needed(1, 1) - 1
-    small = Machine(1, host_bytes=has)
+    small = Devices(1, host_bytes=has)
     team = team_of(lead, small, pool)
     generation = lead.tasks.start(team.run_generation(), "generation")
     await until(lambda: pool.launches or generation.done())
@@ -360,14 +360,14 @@ def test_gpus_hold_their_worker_and_their_box_the_outer_state():
     gpu = fullest_device(RUN, tiling.length, RUN.training.microbatches // tiling.copies, half=True).total
     box = host_bytes(RUN, range(RUN.model.stages))
     for device, host, where in ((gpu, box, []), (gpu - 1, box, ["on a GPU"]), (gpu, box - 1, ["in its memory"]), (0, 0, [])):
-        found = lacks(RUN, tiling, [Machine(2, cuda=True, device_bytes=device, host_bytes=host)])
+        found = lacks(RUN, tiling, [Devices(2, cuda=True, device_bytes=device, host_bytes=host)])
         assert [lack.where for lack in found] == where
 
 
 async def test_a_box_that_stays_away_is_waited_for_where_the_others_have_no_room(two: list[Peer]):
     room = needed(2, 1) - 1
     assert room > needed(2, 2)
-    cluster = Cluster(two[0], two[1], patience=0.0, machine=Machine(2, host_bytes=room))
+    cluster = Cluster(two[0], two[1], patience=0.0, machine=Devices(2, host_bytes=room))
     generation = await cluster.runs()
     cluster.following.cancel()
     await generation
@@ -382,7 +382,7 @@ async def test_a_box_that_stays_away_is_waited_for_where_the_others_have_no_room
 
 async def test_a_box_that_comes_back_with_less_memory_is_done_without(two: list[Peer]):
     """It ended the daemon of its lead, which had room for all of it."""
-    cluster = Cluster(two[0], two[1], patience=0.0, machine=Machine(2, host_bytes=needed(2, 1)))
+    cluster = Cluster(two[0], two[1], patience=0.0, machine=Devices(2, host_bytes=needed(2, 1)))
     generation = await cluster.runs()
     remote = cluster.lead.lead.followers[identity(1).peer]
     remote.machine = replace(remote.machine, host_bytes=1)

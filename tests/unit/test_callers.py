@@ -19,7 +19,7 @@ from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.protocol.wire.messages import seal
 from dilocox.transport.limits import caller_auth
-from dilocox.transport.limits.caller_auth import HEADER, Callers
+from dilocox.transport.limits.caller_auth import HEADER, CallerAuth
 from dilocox.transport.limits.rate_limits import Rates
 from dilocox.transport.limits.traffic import Limit
 from dilocox.transport.net import blob_server
@@ -54,7 +54,7 @@ def credential(run_id: bytes = RUN_ID, certificate: bytes = b"theirs") -> bytes:
 
 
 def test_a_credential_names_its_signer_and_is_good_for_one_server_and_one_run():
-    server = Callers(RUN_ID, b"theirs")
+    server = CallerAuth(RUN_ID, b"theirs")
     for _ in range(2):
         assert server.peer(Call(((HEADER, credential()),))) == MEMBER.peer  # type: ignore[arg-type]
     assert server.peer(Call()) == ""  # type: ignore[arg-type]
@@ -67,7 +67,7 @@ def test_a_credential_names_its_signer_and_is_good_for_one_server_and_one_run():
 
 def test_credentials_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(limits, "CREDENTIALS", 3)
-    server = Callers(RUN_ID, b"theirs")
+    server = CallerAuth(RUN_ID, b"theirs")
     calls = [Call(caller_auth.Credentials(identity(number), RUN_ID, b"theirs").metadata) for number in range(10)]
     for number, call in enumerate(calls):
         assert server.peer(call) == identity(number).peer  # type: ignore[arg-type]
@@ -78,7 +78,7 @@ def test_credentials_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyP
 def test_credentials_of_unknown_peers_push_out_no_known_peer(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(limits, "CREDENTIALS", 3)
     known = identity(0).peer
-    server = Callers(RUN_ID, b"theirs", lambda peer: peer == known)
+    server = CallerAuth(RUN_ID, b"theirs", lambda peer: peer == known)
     calls = [Call(caller_auth.Credentials(identity(number), RUN_ID, b"theirs").metadata) for number in range(10)]
     for call in calls:
         server.peer(call)  # type: ignore[arg-type]
@@ -134,7 +134,7 @@ async def test_idle_streams_of_a_member_stop_only_itself(tmp_path: Path, monkeyp
 
 
 async def test_who_has_earned_more_goes_first_and_newcomers_hold_few_streams():
-    turns, entered = blob_server.Turns(each=4, total=6), list[str]()
+    turns, entered = blob_server.StreamQuota(each=4, total=6), list[str]()
 
     async def take(caller: str, earned: float) -> None:
         async with turns.turn(caller, earned):
@@ -159,7 +159,7 @@ async def test_who_has_earned_more_goes_first_and_newcomers_hold_few_streams():
 
 
 async def test_who_waits_is_bounded_by_caller_and_in_all_and_not_for_ever(monkeypatch: pytest.MonkeyPatch):
-    turns = blob_server.Turns(each=2, total=3, waiting=2)
+    turns = blob_server.StreamQuota(each=2, total=3, waiting=2)
     async with AsyncExitStack() as held:
         for _ in range(2):
             await held.enter_async_context(turns.turn("a"))

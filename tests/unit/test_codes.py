@@ -26,7 +26,7 @@ from dilocox.protocol.errors import ConfigError, LocalError, PortError, RemoteEr
 from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.wire.attestation import Code
-from dilocox.views.api_listener import Door
+from dilocox.views.api_listener import ApiListener
 from dilocox.views.error_codes import FAULTS, code_of
 from dilocox.views.http import create_app
 from dilocox.views.reasons import REASONS
@@ -180,7 +180,7 @@ def test_our_own_mistakes_are_seen(monkeypatch: pytest.MonkeyPatch):
 
 
 async def test_what_the_api_has_not_is_a_problem_with_a_code():
-    door = Door("127.0.0.1:0")
+    door = ApiListener("127.0.0.1:0")
     await door.show(create_app(CollectorRegistry(), no_status))
     async with aiohttp.ClientSession() as session:
         for method, path, status, code in (

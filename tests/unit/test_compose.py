@@ -556,12 +556,14 @@ def test_what_a_commit_takes_in_the_order_of_the_mean():
     table.vote()
     found = chain.taken(table.commits[-1].body)
     expected = sorted(contributions.values(), key=lambda contribution: contribution.peer)
-    assert found == [chain.Taken(c.peer, c.body.tokens, int(c.peer == peer(2)), 64, c.body, c.digest) for c in expected]
+    assert found == [
+        chain.CountedPayload(c.peer, c.body.tokens, int(c.peer == peer(2)), 64, c.body, c.digest) for c in expected
+    ]
     assert [item.factor == 1.0 for item in found] == [item.cluster != peer(2) for item in found]
 
 
 def test_a_clip_counts_by_its_factor():
-    taken = chain.Taken("", 1, 8, 64, pb.Contribution(), b"")
+    taken = chain.CountedPayload("", 1, 8, 64, pb.Contribution(), b"")
     assert taken.factor == 0.5
 
 

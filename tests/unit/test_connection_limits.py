@@ -23,7 +23,7 @@ from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.transport.limits import connection_limits, server_sockets
 from dilocox.transport.limits.addresses import Endpoint, endpoint_of, endpoint_of_socket, network_of
-from dilocox.transport.limits.caller_auth import Callers
+from dilocox.transport.limits.caller_auth import CallerAuth
 from dilocox.transport.limits.connection_limits import ConnectionLimits, ConnectionTable
 from dilocox.transport.limits.server_sockets import NOTHING, Received, ServerSockets
 from dilocox.transport.net import tls
@@ -408,7 +408,7 @@ async def test_largest_honest_burst_is_answered_whole(tmp_path: Path):
 
 async def test_push_of_a_known_peer_that_is_read_slowly_is_no_excess(tmp_path: Path):
     certificate, connections, peer = tls.load_or_create(tmp_path), ConnectionLimits(lambda peer: True), identity(1)
-    callers = Callers(RUN_ID, certificate.certificate_der, lambda peer: True)
+    callers = CallerAuth(RUN_ID, certificate.certificate_der, lambda peer: True)
     server, port = await create_server("127.0.0.1:0", certificate, callers=callers, connections=connections)
     sockets, begun, go_on, sent = ServerSockets(port), asyncio.Event(), asyncio.Event(), 0
 

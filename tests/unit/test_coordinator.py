@@ -25,7 +25,7 @@ from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.protocol.rounds import round_machine
 from dilocox.protocol.rounds.round_machine import Moment
 from dilocox.protocol.wire.messages import Statement, open_envelope, seal
-from dilocox.transport.limits.caller_auth import Callers
+from dilocox.transport.limits.caller_auth import CallerAuth
 from dilocox.transport.net import tls
 from dilocox.transport.net.rpc import ChannelPool, create_server
 from dilocox.transport.store.chain_file import ChainFile
@@ -717,7 +717,7 @@ async def test_the_coordinator_passes_on_how_its_members_are_dialled(desk: Desk,
 async def test_the_server_knows_its_callers(desk: Desk, tmp_path: Path):
     """Over real connections."""
     certificate = tls.load_or_create(tmp_path)
-    desk.meet(Callers(RUN.run_id, certificate.certificate_der))
+    desk.meet(CallerAuth(RUN.run_id, certificate.certificate_der))
     server, port = await create_server("127.0.0.1:0", certificate)
     rpc.add_CoordinatorServicer_to_server(desk.service, server)
     await server.start()

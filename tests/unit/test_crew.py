@@ -6,7 +6,7 @@ import os
 import pytest
 
 from dilocox.node.workers.process import ticks_of
-from dilocox.node.workers.progress import STUCK_SECONDS, STUCK_STEPS, Crew
+from dilocox.node.workers.progress import STUCK_SECONDS, STUCK_STEPS, ClusterProgress
 from dilocox.protocol.pb import worker_pb2 as pb
 from tests.helpers import digest
 
@@ -33,7 +33,7 @@ def ready(round: int, stages: list[int], loss: float | None = None) -> pb.Ready:
 
 
 def test_a_phase_is_told_when_every_rank_has_told_it_in_stage_order():
-    crew = Crew()
+    crew = ClusterProgress()
     crew.expect(2)
     assert crew.phase(1, boundary(3, part(2, norm=4.0), part(3, norm=0.0))) is None
     assert crew.phase(1, boundary(4, part(2), part(3))) is None  # a rank may be a phase ahead
@@ -48,7 +48,7 @@ def test_a_phase_is_told_when_every_rank_has_told_it_in_stage_order():
 
 
 def test_a_rank_that_says_it_twice_does_not_speak_for_another():
-    crew = Crew()
+    crew = ClusterProgress()
     crew.expect(2)
     assert crew.phase(0, boundary(3, part(0))) is None
     assert crew.phase(0, boundary(3, part(0))) is None
@@ -57,7 +57,7 @@ def test_a_rank_that_says_it_twice_does_not_speak_for_another():
 
 
 def test_what_workers_do_before_their_first_step_is_said_by_step():
-    crew = Crew()
+    crew = ClusterProgress()
     crew.expect(2)
 
     def says() -> str | None:
@@ -86,7 +86,7 @@ def test_what_workers_do_before_their_first_step_is_said_by_step():
 
 
 def test_copies_that_follow_have_nothing_to_tell():
-    crew = Crew()
+    crew = ClusterProgress()
     crew.expect(4)
     for rank in range(4):
         assert crew.hello(rank, pb.Hello(rank=rank, stages=[rank % 2], copy=rank // 2)) == (rank == 3)
@@ -100,7 +100,7 @@ def test_copies_that_follow_have_nothing_to_tell():
 
 
 def test_a_state_is_told_with_the_loss_of_whoever_measured_it():
-    crew = Crew()
+    crew = ClusterProgress()
     crew.expect(2)
     assert crew.ready(1, ready(4, [1], loss=2.5)) is None
     told = crew.ready(0, ready(4, [0]))
@@ -110,7 +110,7 @@ def test_a_state_is_told_with_the_loss_of_whoever_measured_it():
 
 
 def test_a_replay_is_told_when_every_rank_has_replayed():
-    crew = Crew()
+    crew = ClusterProgress()
     crew.expect(2)
     results = [pb.Rechecked(round=4, states=[pb.StageState(stage=stage, digest=digest(stage))]) for stage in (0, 1)]
     assert crew.rechecked(0, results[0]) is None
@@ -118,7 +118,7 @@ def test_a_replay_is_told_when_every_rank_has_replayed():
 
 
 def test_a_new_generation_forgets_what_the_old_one_half_said():
-    crew = Crew()
+    crew = ClusterProgress()
     crew.expect(2)
     assert not crew.hello(0, pb.Hello(rank=0))
     crew.phase(0, boundary(3, part(0)))
@@ -132,7 +132,7 @@ def test_a_new_generation_forgets_what_the_old_one_half_said():
 @pytest.mark.parametrize("step_seconds", [0.01, 5.0])
 def test_stuck_is_silence_much_longer_than_a_step(step_seconds: float):
     clock = Clock()
-    crew = Crew(clock)
+    crew = ClusterProgress(clock)
     crew.expect(1)
     patience = max(STUCK_SECONDS, STUCK_STEPS * step_seconds)
     for seconds in (step_seconds, 1000 * step_seconds, step_seconds):  # one while the machine slept
@@ -150,7 +150,7 @@ def test_stuck_is_silence_much_longer_than_a_step(step_seconds: float):
 
 def test_before_the_first_step_who_computes_goes_on_and_who_waits_for_us_may():
     clock = Clock()
-    crew = Crew(clock)
+    crew = ClusterProgress(clock)
     crew.expect(2)
 
     def later(ticks: int) -> bool:

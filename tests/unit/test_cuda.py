@@ -15,7 +15,7 @@ from dilocox.node.outer import state_device
 from dilocox.node.outer.background import Background
 from dilocox.node.outer.checkpoint import BoundaryMeta, load_outer
 from dilocox.node.outer.state import StageState, rebase, start_phase
-from dilocox.node.outer.state_device import HOST, Passage, passage_of
+from dilocox.node.outer.state_device import HOST, StateDevice, passage_of
 from dilocox.node.training.model.mesh import Mesh
 from dilocox.node.training.model.rendezvous import join_generation
 from dilocox.node.training.model.trainer import Commit, Take, Trainer
@@ -36,7 +36,7 @@ def drawn(*shape: int, seed: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def applied(run: Manifest, where: Passage, payloads: list[bytes]) -> list[torch.Tensor]:
+def applied(run: Manifest, where: StateDevice, payloads: list[bytes]) -> list[torch.Tensor]:
     """A stage after a phase and a commit, on the host."""
     state = StageState(run, 0, passage=where)
     state.committed.copy_(drawn(2, state.size, seed=0))

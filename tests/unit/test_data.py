@@ -37,7 +37,7 @@ from dilocox.protocol.run.manifest import Data, Manifest
 from dilocox.transport.store.blobs import BlobStore
 from dilocox.transport.store.chain_file import ChainFile
 from dilocox.transport.store.corpus_store import (
-    Shelf,
+    ExposedCorpus,
     corpus_in,
     lacking,
     last_built,
@@ -580,12 +580,12 @@ def test_a_node_serves_what_its_run_names_and_nothing_else_of_the_folder(tmp_pat
     ours = corpus_of(tmp_path / "c", words(200, 20))
     other = corpus_of(tmp_path / "c", words(200, 20, seed=1))
     store = BlobStore(tmp_path / "c")
-    shelf = Shelf(store, bytes.fromhex(ours.digest))
+    shelf = ExposedCorpus(store, bytes.fromhex(ours.digest))
     corpora = [corpus_in(store, bytes.fromhex(text.digest)) for text in (ours, other)]
     named, private = ({digest for digest, _ in corpus.blobs} for corpus in corpora if corpus is not None)
     assert all(shelf.holds(digest) for digest in {*named, bytes.fromhex(ours.digest)})
     assert not any(shelf.holds(digest) for digest in {*private, bytes.fromhex(other.digest)})
-    assert not Shelf(BlobStore(tmp_path / "empty"), bytes.fromhex(ours.digest)).holds(next(iter(named)))
+    assert not ExposedCorpus(BlobStore(tmp_path / "empty"), bytes.fromhex(ours.digest)).holds(next(iter(named)))
 
 
 def test_the_commands_of_the_documentation_make_a_run_of_ones_own_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -22,7 +22,7 @@ from dilocox.cli.main import app
 from dilocox.protocol.errors import PortError
 from dilocox.transport.process.health import running_daemon
 from dilocox.transport.store.data_directory import DataDirectory
-from dilocox.views.api_listener import Door, open_door
+from dilocox.views.api_listener import ApiListener, open_listener
 from dilocox.views.health import (
     ON_ITS_WAY,
     answers,
@@ -126,7 +126,7 @@ async def test_probes_exit_codes_and_page_say_the_same(
         return {**value, "answers": answers(value, True)}
 
     with closing(DataDirectory(tmp_path / "node")) as home:
-        async with open_door("127.0.0.1:0", home, b"run", "x") as door, aiohttp.ClientSession() as session:
+        async with open_listener("127.0.0.1:0", home, b"run", "x") as door, aiohttp.ClientSession() as session:
             await door.show(create_app(CollectorRegistry(), told))
             async with session.get(f"{door.url}/v1/status") as answer:
                 shown = await answer.json()
@@ -152,7 +152,7 @@ async def test_a_probe_of_a_daemon_that_fails_says_so_in_a_sentence(tmp_path: Pa
     failing = web.Application()
     failing.router.add_get("/readyz", fails)
     with closing(DataDirectory(tmp_path / "node")) as home:
-        async with open_door("127.0.0.1:0", home, b"run", "x") as door:
+        async with open_listener("127.0.0.1:0", home, b"run", "x") as door:
             await door.show(failing)
             ran = await asyncio.create_subprocess_exec(
                 *PROBE, env={**os.environ, "DILOCOX_HOME": str(tmp_path)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -165,7 +165,7 @@ async def test_a_probe_of_a_daemon_that_fails_says_so_in_a_sentence(tmp_path: Pa
 async def test_who_asks_a_daemon_that_waits_hears_what_for(tmp_path: Path):
     with closing(DataDirectory(tmp_path)) as home:
         home.announce(role="node", port=7400, dht_port=7401)
-        async with open_door("127.0.0.1:0", home, b"run", "attic") as door, aiohttp.ClientSession() as session:
+        async with open_listener("127.0.0.1:0", home, b"run", "attic") as door, aiohttp.ClientSession() as session:
             facts = running_daemon(tmp_path)
             assert facts is not None
             assert (facts["role"], facts["api"], facts["port"], facts["name"]) == ("waiting", door.url, 7400, "attic")
@@ -196,7 +196,7 @@ async def test_who_asks_a_daemon_that_waits_hears_what_for(tmp_path: Path):
 
 async def test_a_daemon_is_asked_by_its_address_too():
     """As one in a container, whose folder is not here."""
-    door = Door("127.0.0.1:0")
+    door = ApiListener("127.0.0.1:0")
     await door.wait("for its coordinator", "check the link")
 
     async def run(words: list[str]) -> Result:
@@ -215,7 +215,7 @@ async def test_a_daemon_is_asked_by_its_address_too():
 
 
 async def test_nobody_is_refused_while_another_takes_over():
-    door = Door("localhost:0")
+    door = ApiListener("localhost:0")
     await door.wait("it starts")
 
     async def told() -> dict[str, Any]:
@@ -234,15 +234,15 @@ def test_a_taken_port_is_a_sentence():
         squatter.bind(("127.0.0.1", 0))
         squatter.listen()
         with pytest.raises(PortError, match=r"the API cannot be served at .*: Address already in use"):
-            Door(f"127.0.0.1:{squatter.getsockname()[1]}")
+            ApiListener(f"127.0.0.1:{squatter.getsockname()[1]}")
     with pytest.raises(PortError, match="the API cannot be served at"):
-        Door("192.0.2.1:0")
+        ApiListener("192.0.2.1:0")
     with pytest.raises(PortError, match="the API cannot be served at"):
-        Door("no.such.host.invalid:0")
+        ApiListener("no.such.host.invalid:0")
 
 
 async def test_the_page_is_there_from_the_start_and_becomes_the_daemon_s(tmp_path: Path):
-    door = Door("127.0.0.1:0")
+    door = ApiListener("127.0.0.1:0")
     await door.wait("waiting for the coordinator at nowhere:1", "check the link")
     try:
         async with browser(tmp_path / "browser", door.url + "/") as tab:

@@ -3,7 +3,7 @@
 import pytest
 
 from dilocox.protocol import limits
-from dilocox.protocol.consensus.pool import Gathered
+from dilocox.protocol.consensus.pool import StatementPool
 from dilocox.protocol.consensus.rules import ACCEPT, REPEAT, TWICE, Judgement, Outcome
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.rounds import round_machine
@@ -87,7 +87,9 @@ def test_what_is_rejected_is_recorded_once():
     detail = "it does not build on the last commit"
     for _ in range(2):
         assert heard(table, wrong) == [Reply(Judgement(Outcome.REJECT, pb.REASON_WRONG_HEAD, detail))]
-    assert table.state.gathered == Gathered(refusals=(pb.Exclusion(peer=peer(0), reason=pb.REASON_WRONG_HEAD, detail=detail),))
+    assert table.state.gathered == StatementPool(
+        refusals=(pb.Exclusion(peer=peer(0), reason=pb.REASON_WRONG_HEAD, detail=detail),)
+    )
 
 
 @pytest.mark.parametrize("event", [Tick(), Present(peer(0)), Absent(peer(2))])
@@ -320,7 +322,7 @@ def test_verdicts_on_those_who_wait_are_carried_into_the_next_round():
     waiting = table.attest(7)
     table.attest(8, seconds=0)
     table.train(1)
-    assert table.state.gathered == Gathered(attested={peer(7): waiting})
+    assert table.state.gathered == StatementPool(attested={peer(7): waiting})
     table.absent(1)
     assert round_machine.inherited(table.state) == [Tick(), Attested(waiting), Absent(peer(1))]
 

@@ -20,7 +20,7 @@ from dilocox.protocol.rounds import round_machine
 from dilocox.transport.store import event_log
 from dilocox.transport.store.chain_file import ChainFile
 from dilocox.transport.store.event_log import EventLog, read_events
-from dilocox.views.api_listener import Door
+from dilocox.views.api_listener import ApiListener
 from dilocox.views.http import add_run_routes, create_app
 from tests.helpers import PATIENCE_SECONDS, Told, identity, manifest, no_status, until
 
@@ -168,7 +168,7 @@ async def served(tmp_path: Path):
 
     application = create_app(CollectorRegistry(), no_status)
     add_run_routes(application, chain, nobody, log)
-    door = Door("127.0.0.1:0")
+    door = ApiListener("127.0.0.1:0")
     await door.show(application)
     yield log, door.url
     await door.close()

@@ -10,7 +10,7 @@ from dilocox.protocol import limits
 from dilocox.protocol.consensus import chain, rules
 from dilocox.protocol.consensus.chain import Closing
 from dilocox.protocol.consensus.head import initial_head
-from dilocox.protocol.consensus.pool import Gathered
+from dilocox.protocol.consensus.pool import StatementPool
 from dilocox.protocol.consensus.rules import Outcome
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.member import member
@@ -22,19 +22,19 @@ from dilocox.protocol.wire.messages import Statement, seal
 from tests.helpers import COORDINATOR, Table, digest, identity, manifest
 
 
-def forged(table: Table, gathered: Gathered) -> Statement:
+def forged(table: Table, gathered: StatementPool) -> Statement:
     """What a coordinator that skips the rules would sign."""
     commit = chain.compose(table.run, table.head, gathered, Closing(table.moment.wall_ms, 1, 1, 1))
     return seal(COORDINATOR, pb.KIND_COMMIT, table.run.run_id, commit)
 
 
-def refused(table: Table, gathered: Gathered) -> int:
+def refused(table: Table, gathered: StatementPool) -> int:
     with pytest.raises(RemoteError) as caught:
         chain.extend(table.run, table.head, forged(table, gathered).envelope)
     return caught.value.reason
 
 
-def voted(table: Table) -> Gathered:
+def voted(table: Table) -> StatementPool:
     """A round as it stands just before it closes."""
     table.contribute()
     for receipt in [table.receipt(0), table.receipt(1)]:
@@ -548,10 +548,10 @@ def test_what_is_gathered_is_the_same_in_any_order(order, cap):
         table = Table(manifest()).genesis()
         statements = [table.claim(number) for number in range(10, 16)]
         statements += [table.contribution(0), table.contribution(0, loss=1.0)]
-        gathered = Gathered()
+        gathered = StatementPool()
         for index in order:
             _, gathered = rules.judge(table.run, table.head, gathered, statements[index])
-        expected = Gathered()
+        expected = StatementPool()
         for statement in statements:
             _, expected = rules.judge(table.run, table.head, expected, statement)
         assert gathered == expected

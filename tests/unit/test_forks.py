@@ -15,7 +15,7 @@ from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.protocol.wire.messages import Statement, seal
-from dilocox.transport.limits.head_gossip import HEADER, Heads
+from dilocox.transport.limits.head_gossip import HEADER, HeadGossip
 from dilocox.transport.store.chain_file import ChainFile
 from dilocox.transport.store.files import write_atomically
 from tests.helpers import COORDINATOR, Table, digest, identity, manifest
@@ -92,7 +92,7 @@ async def test_strangers_and_nonsense_make_nobody_compare(tmp_path: Path):
         one.forks.heard(identity(9).peer, another)  # not on the roster
         one.forks.heard(identity(1).peer, services.Tip(round=2, head=digest("ahead of us")))
         one.forks.heard(identity(1).peer, services.Tip())
-        heads = Heads()
+        heads = HeadGossip()
         heads.open(one.forks)
         heads.take(identity(1).peer, ((HEADER, b"\xff\xff"), (HEADER, "text"), ("other", b"")))
         heads.take(identity(1).peer, None)

@@ -15,7 +15,7 @@ import pytest
 
 from dilocox.node.outer.checkpoint import BoundaryMeta, boundaries, seal_boundary
 from dilocox.node.outer.tensor_file import save_tensors
-from dilocox.node.state.signed_statements import OwnStatements
+from dilocox.node.state.signed_statements import SignedStatementLog
 from dilocox.protocol import limits
 from dilocox.protocol.consensus import chain
 from dilocox.protocol.consensus.head import initial_head
@@ -25,9 +25,9 @@ from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.run.manifest import Manifest
 from dilocox.protocol.wire.messages import seal
-from dilocox.transport.limits.caller_auth import HEADER, Callers, Credentials
+from dilocox.transport.limits.caller_auth import HEADER, CallerAuth, Credentials
 from dilocox.transport.net import tls
-from dilocox.transport.net.peer_directory import Directory, cached_records
+from dilocox.transport.net.peer_directory import PeerDirectory, cached_records
 from dilocox.transport.net.reachability import dial
 from dilocox.transport.store.chain_file import ChainFile
 from dilocox.transport.store.data_directory import DataDirectory
@@ -72,7 +72,7 @@ async def test_a_record_without_a_port_is_dialled_by_nobody(port: str):
 def test_a_credential_is_no_longer_than_it_must_be():
     """Verdicts are remembered by its bytes: padded ones were 80 MB of them."""
     ((_, raw),) = Credentials(identity(1), RUN.run_id, b"der").metadata
-    callers = Callers(RUN.run_id, b"der")
+    callers = CallerAuth(RUN.run_id, b"der")
     assert len(raw) <= limits.CREDENTIAL_BYTES
     assert callers.peer(Call(((HEADER, raw),))) == identity(1).peer  # type: ignore[arg-type]
     long = raw + b"\xfa\x01" + bytes([127]) + bytes(127)  # a field that nobody knows
@@ -111,7 +111,7 @@ def test_a_damaged_count_of_starts_is_begun_again(tmp_path: Path, damage: bytes)
     """A record's sequence did not fit the wire, and the daemon ended at every start."""
     (tmp_path / "starts").write_bytes(damage)
     with closing(DataDirectory(tmp_path, identity(1))) as home:
-        Directory(None, identity(1), RUN.run_id, home.start_number()).seal_record("h:1", b"", "", [])
+        PeerDirectory(None, identity(1), RUN.run_id, home.start_number()).seal_record("h:1", b"", "", [])
     assert (tmp_path / "starts.bad").read_bytes() == damage
 
 
@@ -145,13 +145,13 @@ def pem(der: bytes) -> bytes:
     "statement", ["UPDATE own SET envelope = 7", "UPDATE sequence SET reserved = 'x'", "UPDATE sequence SET reserved = -9"]
 )
 def test_what_a_node_signed_is_bytes_and_its_counter_counts(tmp_path: Path, statement: str):
-    with closing(OwnStatements(tmp_path / "own.db", RUN.run_id)) as own:
+    with closing(SignedStatementLog(tmp_path / "own.db", RUN.run_id)) as own:
         own.keep(Table(RUN).claim(1))
         reached = own.next_sequence()
     with closing(sqlite3.connect(tmp_path / "own.db")) as database:
         database.execute(statement)
         database.commit()
-    with closing(OwnStatements(tmp_path / "own.db", RUN.run_id)) as again:
+    with closing(SignedStatementLog(tmp_path / "own.db", RUN.run_id)) as again:
         assert list(again.all()) == []
         assert again.next_sequence() >= reached - 1000
     assert list(tmp_path.glob("own.db.bad"))

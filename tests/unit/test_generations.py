@@ -1,4 +1,4 @@
-"""Generations of workers, without workers: where they start, and when they are ended."""
+"""WorkerSupervisor of workers, without workers: where they start, and when they are ended."""
 
 import asyncio
 import itertools
@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 
 from dilocox.node.cluster import supervisor
-from dilocox.node.cluster.cluster_hosts import Team
+from dilocox.node.cluster.cluster_hosts import ClusterHosts
 from dilocox.node.cluster.own_host import OwnHost
-from dilocox.node.cluster.supervisor import Generations, contributions_of
+from dilocox.node.cluster.supervisor import WorkerSupervisor, contributions_of
 from dilocox.node.context.run_context import RunContext
 from dilocox.node.data.privacy_budget import Account
 from dilocox.node.hosts.lead import LeadService
-from dilocox.node.state.resume_points import Candidate, Starts
-from dilocox.node.state.retention import Keeping
-from dilocox.node.workers.devices import Machine
+from dilocox.node.state.resume_points import Candidate, ResumePlanner
+from dilocox.node.state.retention import BlobRetention
+from dilocox.node.workers.devices import Devices
 from dilocox.node.workers.hosted_stages import HostedStages
 from dilocox.node.workers.pool import Launch
-from dilocox.node.workers.progress import Crew
+from dilocox.node.workers.progress import ClusterProgress
 from dilocox.protocol import events
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.member import member
@@ -28,7 +28,7 @@ from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import worker_pb2 as worker
 from dilocox.protocol.run.tensors import stage_tensors
 from dilocox.protocol.wire.messages import Statement, canonical, seal
-from dilocox.transport.limits.caller_auth import Callers
+from dilocox.transport.limits.caller_auth import CallerAuth
 from dilocox.transport.process.tasks import Tasks
 from dilocox.transport.store.blobs import BlobStore
 from dilocox.transport.store.chain_file import ChainFile
@@ -120,15 +120,15 @@ class Node:
         peers: Any = self.peers
         peers.store = self.store
         hosted = HostedStages(range(2))
-        starts = Starts(RUN, self.chain, peers, peers, hosted)
+        starts = ResumePlanner(RUN, self.chain, peers, peers, hosted)
         own = OwnHost(hosted, peers, peers, starts, peers, peers)
-        lead = LeadService(Callers(RUN.run_id, b""), set())
+        lead = LeadService(CallerAuth(RUN.run_id, b""), set())
         context = RunContext(identity(0), self.chain, self.store, self.tasks)
         self.port = Port(state)
-        team = Team(context, self.port, Machine(1), self.pool, own, lead)  # type: ignore[arg-type]
-        crew = Crew(tells_loss=account is None or not account.budget.bounds)
-        keeping = Keeping(self.store, peers, starts, crew.progress, lambda: contributions_of(state), me)
-        self.generations = Generations(context, self.port, team, starts, keeping, crew, account)
+        team = ClusterHosts(context, self.port, Devices(1), self.pool, own, lead)  # type: ignore[arg-type]
+        crew = ClusterProgress(tells_loss=account is None or not account.budget.bounds)
+        keeping = BlobRetention(self.store, peers, starts, crew.progress, lambda: contributions_of(state), me)
+        self.generations = WorkerSupervisor(context, self.port, team, starts, keeping, crew, account)
         self.grow(0)
         self.tasks.start(self.generations.run(), "generations")
 
@@ -174,7 +174,9 @@ async def test_a_payload_that_nobody_serves_is_waited_for_until_the_run_agreed_o
         fetched.append(round)
         return [node.store.put([b"stage"])] * 2
 
-    monkeypatch.setattr("dilocox.node.state.resume_points.Starts.stages_of", lambda self, *arguments: stages_of(*arguments))
+    monkeypatch.setattr(
+        "dilocox.node.state.resume_points.ResumePlanner.stages_of", lambda self, *arguments: stages_of(*arguments)
+    )
     node.grow(1)
     await until(lambda: len(node.pool.starts) == 2)
     start = node.pool.starts[1]
@@ -206,14 +208,14 @@ async def test_who_has_not_started_is_asked_nothing_before_its_start(node: Node,
     body = pb.Contribution(round=1, leaves=node.store.put([canonical(said)]))
     theirs = seal(identity(0), pb.KIND_CONTRIBUTION, RUN.run_id, body)
     chosen, go_on = asyncio.Event(), asyncio.Event()
-    complete = Starts.complete
+    complete = ResumePlanner.complete
 
-    async def late(self: Starts, candidate: Candidate) -> worker.Start:
+    async def late(self: ResumePlanner, candidate: Candidate) -> worker.Start:
         chosen.set()
         await go_on.wait()
         return await complete(self, candidate)
 
-    monkeypatch.setattr(Starts, "complete", late)
+    monkeypatch.setattr(ResumePlanner, "complete", late)
     node.generations.resynchronise()
     await until(chosen.is_set)
     node.store.put([canonical(said)])  # a new generation forgets what nobody announced

@@ -15,7 +15,7 @@ from dilocox.protocol.consensus.head import (
     initial_head,
     resting_on,
 )
-from dilocox.protocol.consensus.pool import Gathered, Slot, holds, put, put_newest, single
+from dilocox.protocol.consensus.pool import Slot, StatementPool, holds, put, put_newest, single
 from dilocox.protocol.consensus.reputation import Record
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import RemoteError
@@ -240,12 +240,12 @@ def test_a_newer_serial_takes_the_slot_and_an_older_one_changes_nothing():
 def test_the_newer_of_a_claim_and_a_leave_is_the_wish_and_of_equals_the_leave():
     claims = {name(number): (claim(number, serial),) for number, serial in ((1, 3), (2, 3), (3, 3), (4, 0))}
     leaves = {name(number): (leave(number, serial),) for number, serial in ((1, 2), (2, 3), (3, 4), (5, 0))}
-    gathered = Gathered(claims={**claims, name(6): tuple(three())}, leaves={**leaves, name(6): (leave(6, 1),)})
+    gathered = StatementPool(claims={**claims, name(6): tuple(three())}, leaves={**leaves, name(6): (leave(6, 1),)})
     assert gathered.claiming() == {name(1): claims[name(1)][0], name(4): claims[name(4)][0]}
     assert gathered.leaving() == {name(2), name(3), name(5), name(6)}
 
 
 def test_there_are_voters_once_there_is_a_ballot():
     ballot = seal(COORDINATOR, pb.KIND_BALLOT, RUN.run_id, pb.Ballot(round=1))
-    assert Gathered(ballot=ballot, voters=("b", "a")).listed() == ("b", "a")
-    assert Gathered(voters=("b", "a")).listed() == ()
+    assert StatementPool(ballot=ballot, voters=("b", "a")).listed() == ("b", "a")
+    assert StatementPool(voters=("b", "a")).listed() == ()

@@ -12,7 +12,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from dilocox.node.attest.prover import AttestorService
-from dilocox.node.context.peer import Place, find_relays, open_relay_store
+from dilocox.node.context.peer import PeerRuntime, find_relays, open_relay_store
 from dilocox.node.exchange import relays
 from dilocox.node.exchange.relay_store import ROUNDS_KEPT, AgreedStates, RelayStore
 from dilocox.node.exchange.relays import Relays
@@ -24,10 +24,10 @@ from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.protocol.wire.messages import canonical, open_envelope, seal
-from dilocox.transport.limits.caller_auth import Callers
-from dilocox.transport.limits.head_gossip import Heads
+from dilocox.transport.limits.caller_auth import CallerAuth
+from dilocox.transport.limits.head_gossip import HeadGossip
 from dilocox.transport.net import tls
-from dilocox.transport.net.reachability import Reach, ReachService
+from dilocox.transport.net.reachability import Reachability, ReachService
 from dilocox.transport.net.rpc import ChannelPool, create_server, push_blob
 from dilocox.transport.store.blobs import PUSHED, BlobStore, PartialBlob
 from dilocox.transport.store.event_log import EVENTS, EventLog
@@ -243,8 +243,8 @@ async def reach(folder: Path, number: int) -> tuple[grpc.aio.Server, pb.PeerReco
     folder.mkdir()
     certificate = tls.load_or_create(folder)
     server, port = await create_server("127.0.0.1:0", certificate)
-    callers = Callers(RUN.run_id, certificate.certificate_der)
-    rpc.add_ReachServicer_to_server(ReachService(RUN.run_id, callers, Heads()), server)
+    callers = CallerAuth(RUN.run_id, certificate.certificate_der)
+    rpc.add_ReachServicer_to_server(ReachService(RUN.run_id, callers, HeadGossip()), server)
     await server.start()
     return server, pb.PeerRecord(address=f"127.0.0.1:{port}", certificate=certificate.certificate_der)
 
@@ -254,7 +254,7 @@ async def test_others_say_whether_we_can_be_dialled(tmp_path: Path):
     channels = ChannelPool(identity(0), RUN.run_id)
 
     async def said(record: pb.PeerRecord, *others: pb.PeerRecord) -> tuple[bool | None, str]:
-        asked = Reach()
+        asked = Reachability()
         await asked.ask(channels, list(others), seal(identity(0), pb.KIND_PEER_RECORD, RUN.run_id, record))
         return asked.reachable, asked.why
 
@@ -331,16 +331,16 @@ async def test_the_runs_holder_is_given_the_states_that_joiners_start_from(tmp_p
             holder.relay_store.admit(identity(0).peer, digest("large"), 1 << 40)
 
 
-def place_of(peer: Peer) -> Place:
-    network = SimpleNamespace(directory=peer.everybody, reach=Reach(), address="")
-    return Place(
+def place_of(peer: Peer) -> PeerRuntime:
+    network = SimpleNamespace(directory=peer.everybody, reach=Reachability(), address="")
+    return PeerRuntime(
         peer.store.folder.parent,
         network,  # type: ignore[arg-type]
         peer.channels,
         peer.store,
         peer.service,
         AttestorService(),
-        LeadService(Callers(b"", b""), set()),
+        LeadService(CallerAuth(b"", b""), set()),
         None,  # type: ignore[arg-type]
     )
 

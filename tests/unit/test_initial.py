@@ -18,7 +18,7 @@ from dilocox.cli.run.init import render_preset
 from dilocox.coordinator import daemon
 from dilocox.node.data.imported_weights import import_weights
 from dilocox.node.data.tokenizers import byte_tokenizer
-from dilocox.node.state.resume_points import Starts
+from dilocox.node.state.resume_points import ResumePlanner
 from dilocox.node.training.hf.export import Vocabulary, export_model
 from dilocox.node.training.model.seed_state import seed_state
 from dilocox.node.training.model.trainer import Trainer, initial_state
@@ -224,7 +224,7 @@ async def test_who_lacks_the_state_is_given_it_and_keeps_it_for_others(tmp_path:
     root = put_state(theirs, manifest())
     run = run_with(root)
     kept, peers = ChainFile(tmp_path / "chain.db", run), Served(theirs, ours)
-    starts = Starts(run, kept, peers, peers, HostedStages(range(2)))  # type: ignore[arg-type]
+    starts = ResumePlanner(run, kept, peers, peers, HostedStages(range(2)))  # type: ignore[arg-type]
     [candidate] = starts.candidates([worker.Hello(rank=0, stages=[0, 1])], False)
     start = await starts.complete(candidate)
     assert await starts.have(start, lambda why: None) == []

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dilocox.node.state.resume_points import BOUNDARIES_KEPT
-from dilocox.node.state.retention import Keeping
+from dilocox.node.state.retention import BlobRetention
 from dilocox.node.workers.audit_checkpoints import merged, of_stage
 from dilocox.node.workers.progress import Progress
 from dilocox.protocol.checks.audit_rules import Audit
@@ -74,9 +74,9 @@ def keeping(
     holding: Holding | None = None,
     progress: Progress | None = None,
     open: Sequence[pb.Contribution] = (),
-) -> Keeping:
+) -> BlobRetention:
     """`open`: contributions of the open round."""
-    return Keeping(store, holding or Holding(), starts, progress or Progress(), lambda: open, "me")  # type: ignore[arg-type]
+    return BlobRetention(store, holding or Holding(), starts, progress or Progress(), lambda: open, "me")  # type: ignore[arg-type]
 
 
 def phase(store: BlobStore) -> tuple[pb.Marks, bytes]:

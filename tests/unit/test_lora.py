@@ -17,7 +17,7 @@ from dilocox.node.data.tokenizers import byte_tokenizer
 from dilocox.node.outer.state import StageState
 from dilocox.node.planning import memory_model
 from dilocox.node.planning.plan import flops_per_token
-from dilocox.node.state.resume_points import Starts
+from dilocox.node.state.resume_points import ResumePlanner
 from dilocox.node.training.hf.export import Vocabulary, export_adapter, export_model
 from dilocox.node.training.hf.hf_import import Weights, read_model
 from dilocox.node.training.model.inner import BETAS
@@ -386,13 +386,15 @@ class Peers:
             self._to.put([self._store.view(digest)])
 
 
-def starts_of(run: Manifest, table: Table, there: BlobStore, folder: Path, stages: range) -> tuple[Starts, BlobStore, Peers]:
+def starts_of(
+    run: Manifest, table: Table, there: BlobStore, folder: Path, stages: range
+) -> tuple[ResumePlanner, BlobStore, Peers]:
     here = BlobStore(folder / "here")
     chain = ChainFile(folder / "chain.db", run)
     for commit in table.commits:
         chain.append(commit.envelope)
     peers = Peers(there, here, stages)
-    return Starts(run, chain, peers, peers, peers.hosted), here, peers  # type: ignore[arg-type]
+    return ResumePlanner(run, chain, peers, peers, peers.hosted), here, peers  # type: ignore[arg-type]
 
 
 async def test_a_node_fetches_the_frozen_weights_of_its_stages_and_keeps_them(tmp_path: Path, store: BlobStore):

@@ -26,7 +26,7 @@ from dilocox.transport.store.chain_file import ChainFile
 from dilocox.transport.store.event_log import EventLog
 from dilocox.views import json_views as views
 from dilocox.views import metrics as views_metrics
-from dilocox.views.metrics import RunMetrics, Well
+from dilocox.views.metrics import Healthy, RunMetrics
 from tests.helpers import Table, identity, manifest
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -79,7 +79,7 @@ async def told(tmp_path: Path):
     machine = SimpleNamespace(cluster=me, status=Status("training", "on the roster"))
     node = SimpleNamespace(progress=progress, chain=chain, manifest=table.run, machine=machine)
     registry.register(NodeMetrics(node, SimpleNamespace(reachable=True), lambda: True))  # type: ignore[arg-type]
-    well = Well()
+    well = Healthy()
     well.well = False
     registry.register(well)
     yield registry

@@ -30,7 +30,7 @@ from dilocox.protocol.wire.messages import Statement, seal
 from dilocox.transport.net import dht, tls
 from dilocox.transport.net.dht import Dht, DhtSettings
 from dilocox.transport.net.network import Listen, choose_port, multiaddr, open_network
-from dilocox.transport.net.peer_directory import Directory, cached_records
+from dilocox.transport.net.peer_directory import PeerDirectory, cached_records
 from dilocox.transport.net.rpc import ChannelPool, create_server
 from dilocox.transport.process.tasks import Tasks
 from dilocox.transport.store.data_directory import DataDirectory
@@ -74,10 +74,10 @@ async def serving(folder: Path, signer=COORDINATOR) -> AsyncIterator[JoinLink]:
     await server.stop(grace=0)
 
 
-def directory(folder: Path) -> Directory:
+def directory(folder: Path) -> PeerDirectory:
     """Over a DHT whose child was never started."""
     settings = DhtSettings(RUN.run_id, identity(1), folder, "/ip4/127.0.0.1/tcp/0", ())
-    return Directory(Dht(settings), identity(1), RUN.run_id, 1)
+    return PeerDirectory(Dht(settings), identity(1), RUN.run_id, 1)
 
 
 @pytest.mark.parametrize("spoil", [None, "signer", "statement", "reason"])
@@ -175,7 +175,7 @@ def test_records_seen_before_are_a_way_back_and_only_those_that_verify(tmp_path:
 def test_a_coordinator_that_brings_records_of_anybody_fills_no_memory(monkeypatch: pytest.MonkeyPatch):
     """Between two commits, and where none comes, too."""
     monkeypatch.setattr("dilocox.transport.net.peer_directory.CACHED_RECORDS", 3)
-    known = Directory(None, identity(1), RUN.run_id, 1)
+    known = PeerDirectory(None, identity(1), RUN.run_id, 1)
     known.know([identity(2).peer])
     for number in (2, *range(10, 30)):
         known.learn(record(number))
@@ -184,7 +184,7 @@ def test_a_coordinator_that_brings_records_of_anybody_fills_no_memory(monkeypatc
 
 async def test_where_a_coordinator_once_was_is_forgotten():
     """Its record may change without end."""
-    directory = Directory(None, identity(1), RUN.run_id, 1)
+    directory = PeerDirectory(None, identity(1), RUN.run_id, 1)
     link = CoordinatorLink(JoinLink(RUN.run_id, COORDINATOR.peer, "127.0.0.1:99", bytes(32)), directory, ChannelPool())
 
     def moved(sequence: int) -> Statement[pb.PeerRecord]:
@@ -215,7 +215,7 @@ async def test_a_number_that_is_none_is_shown_to_nobody(
 
     monkeypatch.setattr(Coordinator, "GetPresence", presence)
     async with serving(tmp_path) as join:
-        link = CoordinatorLink(join, Directory(None, identity(1), RUN.run_id, 1), ChannelPool())
+        link = CoordinatorLink(join, PeerDirectory(None, identity(1), RUN.run_id, 1), ChannelPool())
         assert list((await link.presence()).peers) == [good]
 
 
@@ -227,7 +227,7 @@ class NobodyThere:
 
 async def test_who_was_looked_up_is_forgotten(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("dilocox.transport.net.peer_directory.LOOKUP_SECONDS", 0.0)
-    known, peer = Directory(NobodyThere(), identity(1), RUN.run_id, 1), "".join(["a", "peer"])  # type: ignore[arg-type]
+    known, peer = PeerDirectory(NobodyThere(), identity(1), RUN.run_id, 1), "".join(["a", "peer"])  # type: ignore[arg-type]
     before = sys.getrefcount(peer)
     await known.look_up(peer)
     await known.look_up("another")
@@ -243,7 +243,7 @@ async def test_the_loop_waits_for_no_disk_where_records_are_written_down(tmp_pat
 
     monkeypatch.setattr("dilocox.transport.net.peer_directory.REFRESH_SECONDS", 0.01)
     monkeypatch.setattr("dilocox.transport.net.peer_directory.write_atomically", write)
-    known = Directory(None, identity(1), RUN.run_id, 1)
+    known = PeerDirectory(None, identity(1), RUN.run_id, 1)
     known.learn(record(2))
     caching = asyncio.create_task(known.cache_forever(path))
     await helpers.until(lambda: caching.done() or cached_records(path, RUN.run_id))
@@ -306,7 +306,7 @@ async def silent_dht(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
 
 async def test_who_asks_the_dht_ends_when_it_is_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     async with silent_dht(tmp_path, monkeypatch) as (node, requests):
-        directory, peer = Directory(node, identity(1), RUN.run_id, 1), identity(2).peer
+        directory, peer = PeerDirectory(node, identity(1), RUN.run_id, 1), identity(2).peer
         tasks = [
             asyncio.create_task(directory.publish_forever(lambda: record(1))),
             asyncio.create_task(directory.look_up(peer)),

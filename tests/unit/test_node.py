@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dilocox.node.outer.background import Background
 from dilocox.node.training.worker.throttle import Pace
 from dilocox.node.workers import devices as machine
-from dilocox.node.workers.devices import Machine, this_machine
+from dilocox.node.workers.devices import Devices, this_machine
 from dilocox.node.workers.environment import WorkerSettings
 from dilocox.node.workers.placement import listed, tile
 from dilocox.protocol import events
@@ -45,14 +45,14 @@ def test_a_box_knows_its_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert whole > 1 << 30
     for granted, bytes_ in (("max\n", whole), (f"{1 << 29}\n", 1 << 29), (f"{1 << 60}\n", whole)):
         (tmp_path / "memory.max").write_text(granted)
-        assert this_machine(1) == Machine(1, host_bytes=bytes_)
+        assert this_machine(1) == Devices(1, host_bytes=bytes_)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert this_machine(None).device_bytes == 0, "no driver says"
     command = tmp_path / "nvidia-smi"  # a double of the driver's command
     command.write_text("#!/bin/sh\necho 81559\necho 81559\n")
     command.chmod(0o700)
-    assert this_machine(None) == Machine(2, cuda=True, device_bytes=81559 << 20, host_bytes=whole)
+    assert this_machine(None) == Devices(2, cuda=True, device_bytes=81559 << 20, host_bytes=whole)
     command.write_text("#!/bin/sh\necho 81559\necho 2048\n")
     assert this_machine(None).device_bytes == 0, "which of the cards are ours is not said"
 

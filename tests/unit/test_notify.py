@@ -17,10 +17,10 @@ from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.notify import notify
 from dilocox.transport.notify.notify import Command, Notifier, Webhook, parse_notice
 from dilocox.transport.process import monitors
-from dilocox.transport.process.monitors import Lasting
+from dilocox.transport.process.monitors import LastingCondition
 from dilocox.transport.process.tasks import Tasks
 from dilocox.transport.store.event_log import EVENTS, EventLog
-from dilocox.views.api_listener import Door
+from dilocox.views.api_listener import ApiListener
 from tests.helpers import Family, until
 
 ABOUT = {"name": "attic", "run": "test", "peer": "12D3", "role": "node"}
@@ -130,7 +130,7 @@ async def test_a_webhook_is_posted_to_and_its_secret_stays_one(tmp_path: Path, c
 
     app = web.Application()
     app.router.add_post("/SECRET", hook)
-    door = Door("127.0.0.1:0")
+    door = ApiListener("127.0.0.1:0")
     await door.show(app)
     (tmp_path / "hook").write_text(f"{door.url}/SECRET?answer=200\n")
     notice = parse_notice(f"@{tmp_path / 'hook'}")
@@ -195,7 +195,7 @@ def test_every_notable_kind_is_an_event():
 
 
 def test_what_lasts_is_told_once_and_again_after_it_was_over():
-    lasting = Lasting(60)
+    lasting = LastingCondition(60)
     looks = [(True, 0), (True, 59), (True, 61), (True, 200), (False, 210), (True, 220), (True, 279), (True, 281)]
     assert [lasting.begins(holds, now) for holds, now in looks] == [None, None, 61, None, None, None, None, 61]
 

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from dilocox.node.exchange.resubmit import keep_offering
+from dilocox.node.exchange.resubmit import resubmit_until_acknowledged
 from dilocox.protocol.wire.messages import Statement
 from tests.helpers import Table, manifest, until
 
@@ -40,7 +40,9 @@ class Mouth:
 
     @asynccontextmanager
     async def open(self, again_seconds: float = NEVER) -> AsyncIterator[None]:
-        task = asyncio.create_task(keep_offering(self.speak, lambda: self.due, self.offer, self.greet, again_seconds))
+        task = asyncio.create_task(
+            resubmit_until_acknowledged(self.speak, lambda: self.due, self.offer, self.greet, again_seconds)
+        )
         yield
         task.cancel()
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from dilocox.coordinator.frontend import Desk
+from dilocox.coordinator.frontend import CoordinatorFrontend
 from dilocox.coordinator.kv_store import StoreError
-from dilocox.coordinator.leadership import Office, take_office, win_office, write_down_store
+from dilocox.coordinator.leadership import Leadership, campaign, lead_alone, write_down_store
 from dilocox.coordinator.service import Contacts, CoordinatorService
 from dilocox.coordinator.shared_log import COMMITS_KEPT, LEASE_SECONDS, DeposedError
 from dilocox.node.attest.verify import appraise
@@ -24,7 +24,7 @@ from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.protocol.wire.messages import open_envelope
 from dilocox.transport.net import tls
 from dilocox.transport.net.network import Listen, Network, choose_port, open_network
-from dilocox.transport.net.peer_directory import Directory, is_overtaken, life_of
+from dilocox.transport.net.peer_directory import PeerDirectory, is_overtaken, life_of
 from dilocox.transport.net.rpc import ChannelPool, record_of
 from dilocox.transport.process.tasks import Tasks
 from dilocox.transport.store.chain_file import ChainFile
@@ -72,7 +72,7 @@ class Coordinator:
         self.folder = world.folder / name
         self.folder.mkdir(exist_ok=True)
         (self.folder / "starts").write_text(str(life - 1))
-        self.desk, self.says = Desk(), list[str]()
+        self.desk, self.says = CoordinatorFrontend(), list[str]()
         self.service: CoordinatorService | None = None
         self.network: Network | None = None
         self.line: Line | None = None
@@ -119,18 +119,18 @@ class Coordinator:
             office.open(self.service)
             await tasks.wait()
 
-    async def _office(self, home: DataDirectory, network: Network, tasks: Tasks, closing: AsyncExitStack) -> Office:
+    async def _office(self, home: DataDirectory, network: Network, tasks: Tasks, closing: AsyncExitStack) -> Leadership:
         if self.alone:
-            return await take_office(home, self.chain, network, self.desk)
+            return await lead_alone(home, self.chain, network, self.desk)
         says, told = self.says.append, lambda others: None
-        return await win_office(self.world, self.name, home, self.chain, network, self.desk, tasks, closing, says, told, False)
+        return await campaign(self.world, self.name, home, self.chain, network, self.desk, tasks, closing, says, told, False)
 
 
 class Node:
     """Follows the run."""
 
-    def __init__(self, *ways: Way, directory: Directory | None = None) -> None:
-        self.directory = directory or Directory(None, identity(1), RUN.run_id, 1)
+    def __init__(self, *ways: Way, directory: PeerDirectory | None = None) -> None:
+        self.directory = directory or PeerDirectory(None, identity(1), RUN.run_id, 1)
         self.channels = ChannelPool(identity(1), RUN.run_id)
         first, *others = ways
         link = JoinLink(RUN.run_id, COORDINATOR.peer, first.at, first.certificate, (), tuple(others))
@@ -170,7 +170,7 @@ async def up(coordinator: Coordinator) -> AsyncIterator[Coordinator]:
 
 
 @asynccontextmanager
-async def following(*ways: Way, directory: Directory | None = None) -> AsyncIterator[Node]:
+async def following(*ways: Way, directory: PeerDirectory | None = None) -> AsyncIterator[Node]:
     node = Node(*ways, directory=directory)
     try:
         yield node
@@ -262,7 +262,7 @@ async def test_only_a_record_of_the_coordinator_s_own_raises_its_number(world: W
         before, channels = one.life, ChannelPool(identity(1), RUN.run_id)
         stub = rpc.ElectionStub(channels.channel(await record_of(one.way)))
         for signer, life in ((identity(1), before), (COORDINATOR, 5001)):
-            shown = Directory(None, signer, RUN.run_id, 5000).seal_record("192.0.2.1:1", b"c", "", ())
+            shown = PeerDirectory(None, signer, RUN.run_id, 5000).seal_record("192.0.2.1:1", b"c", "", ())
             reply: services.LeadReply = await stub.Await(services.LeadRequest(newest=shown.envelope))
             record = open_envelope(reply.record, RUN.run_id, (pb.KIND_PEER_RECORD,))
             assert (record.peer, life_of(record.body)) == (COORDINATOR.peer, life)

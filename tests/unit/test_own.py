@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dilocox.node.state.signed_statements import BLOCK, OwnStatements
+from dilocox.node.state.signed_statements import BLOCK, SignedStatementLog
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.wire.messages import Statement, seal
 from dilocox.transport.store.chain_file import open_database
@@ -30,13 +30,13 @@ def report() -> Statement:
     return seal(identity(1), pb.KIND_STATE_REPORT, RUN_ID, body)
 
 
-def another_life(path: Path) -> OwnStatements:
+def another_life(path: Path) -> SignedStatementLog:
     """After `kill -9`: nothing was closed."""
-    return OwnStatements(path, RUN_ID)
+    return SignedStatementLog(path, RUN_ID)
 
 
 def test_a_restart_finds_the_newest_of_each_kind(tmp_path: Path):
-    own = OwnStatements(tmp_path / "own.db", RUN_ID)
+    own = SignedStatementLog(tmp_path / "own.db", RUN_ID)
     for statement in (claim(1), report(), claim(2)):
         own.keep(statement)
     found = {statement.kind: statement.digest for statement in another_life(tmp_path / "own.db").all()}
@@ -44,8 +44,8 @@ def test_a_restart_finds_the_newest_of_each_kind(tmp_path: Path):
 
 
 def test_statements_of_another_run_are_not_said_again(tmp_path: Path):
-    OwnStatements(tmp_path / "own.db", RUN_ID).keep(claim(1))
-    assert list(OwnStatements(tmp_path / "own.db", digest("another run")).all()) == []
+    SignedStatementLog(tmp_path / "own.db", RUN_ID).keep(claim(1))
+    assert list(SignedStatementLog(tmp_path / "own.db", digest("another run")).all()) == []
 
 
 @pytest.mark.parametrize("count", [1, BLOCK // 2, BLOCK // 2 + 1, BLOCK, BLOCK + 1, 3 * BLOCK])
@@ -69,11 +69,11 @@ class Disk:
         return self._database.execute(query, *arguments)
 
 
-def on_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[OwnStatements, Disk]:
+def on_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[SignedStatementLog, Disk]:
     disk = Disk(open_database(path))
     with monkeypatch.context() as patched:
         patched.setattr("dilocox.node.state.signed_statements.open_database", lambda path: disk)
-        return OwnStatements(path, RUN_ID), disk
+        return SignedStatementLog(path, RUN_ID), disk
 
 
 def test_a_heartbeat_waits_for_no_statement_that_is_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -141,7 +141,7 @@ def test_a_disk_that_reserves_no_more_is_heard_of(tmp_path: Path, monkeypatch: p
 def test_a_damaged_file_is_set_aside_and_the_sequence_goes_on(tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "own.db"
     monkeypatch.setattr("dilocox.node.state.signed_statements.time.time", lambda: 1_700_000_000.0)
-    own = OwnStatements(path, RUN_ID)
+    own = SignedStatementLog(path, RUN_ID)
     own.keep(claim(1))
     last = max(own.next_sequence() for _ in range(BLOCK // 2))
     own.close()
@@ -152,7 +152,7 @@ def test_a_damaged_file_is_set_aside_and_the_sequence_goes_on(tmp_path: Path, da
     else:
         path.write_bytes(b"garbage" * 100)
     monkeypatch.setattr("dilocox.node.state.signed_statements.time.time", lambda: 1_700_000_001.0)
-    healed = OwnStatements(path, RUN_ID)
+    healed = SignedStatementLog(path, RUN_ID)
     assert list(healed.all()) == []
     assert healed.next_sequence() > last
     assert (tmp_path / "own.db.bad").exists() == (damage == "garbage")

@@ -20,7 +20,7 @@ from dilocox.transport.store.chain_file import ChainFile
 from dilocox.transport.store.event_log import EventLog
 from dilocox.views import json_views as views
 from dilocox.views import page as pages
-from dilocox.views.api_listener import Door
+from dilocox.views.api_listener import ApiListener
 from dilocox.views.health import answers
 from dilocox.views.http import add_run_routes, create_app
 from dilocox.views.openapi import SAYS
@@ -137,7 +137,7 @@ async def served(tmp_path: Path):
 
     app = create_app(CollectorRegistry(), status)
     add_run_routes(app, chain, peers, log, identity(0).peer)
-    door = Door("127.0.0.1:0")
+    door = ApiListener("127.0.0.1:0")
     await door.show(app)
     yield door.url, log
     await door.close()

@@ -5,7 +5,7 @@ import torch
 
 from dilocox.node.outer import state_device
 from dilocox.node.outer.state import StageState, rebase, start_phase
-from dilocox.node.outer.state_device import HOST, Here, Passage, Through, passage_of
+from dilocox.node.outer.state_device import HOST, Here, StateDevice, Through, passage_of
 from dilocox.node.workers.environment import OuterState
 from dilocox.protocol.run.manifest import Manifest
 from tests.helpers import manifest
@@ -25,7 +25,7 @@ def through(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return Through(CPU)
 
 
-def two_rounds(run: Manifest, where: Passage) -> list[torch.Tensor]:
+def two_rounds(run: Manifest, where: StateDevice) -> list[torch.Tensor]:
     """Everything that a stage holds after two rounds in which the clip cut something off, and its payloads."""
     state = StageState(run, 0, passage=where)
     state.committed.copy_(random(2, state.size, seed=0))

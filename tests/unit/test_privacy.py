@@ -14,12 +14,12 @@ from bench.texts import Text
 from dilocox.cli.options import PrivateOptions
 from dilocox.node.cluster import supervisor
 from dilocox.node.data.privacy_budget import Account, Budget, Steps, epsilon_of, open_account, steps_left
-from dilocox.node.member.participation import Wish, wish
+from dilocox.node.member.participation import ParticipationWish, wish
 from dilocox.node.training.model.data import load_private
 from dilocox.node.training.model.dp_gradients import Drawn, Noise
 from dilocox.node.training.model.mesh import Mesh
 from dilocox.node.training.model.trainer import Trainer
-from dilocox.node.workers.progress import Crew, Phase
+from dilocox.node.workers.progress import ClusterProgress, Phase
 from dilocox.protocol import events
 from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.protocol.member import member
@@ -342,7 +342,7 @@ async def test_samples_that_will_be_drawn_are_looked_for(tmp_path: Path):
 
 
 def test_losses_are_told_to_nobody():
-    crew = Crew(tells_loss=False)
+    crew = ClusterProgress(tells_loss=False)
     crew.step(worker.Step(loss=2.5, seconds=1.0))
     assert (crew.progress.loss, crew.progress.told_loss) == (2.5, 0.0)
     phase = Phase(worker.Boundary(round=1, loss=2.5, tokens=64), [worker.StagePayload(norm=1.0, size=5)], [])
@@ -390,6 +390,6 @@ def test_how_many_answers_a_batch_has_is_not_told(process_group: None):
 
 
 def test_who_has_spent_its_budget_takes_no_part():
-    assert wish(False, None, 0.0, spent="epsilon 4.00 of 4 is spent") == Wish(
+    assert wish(False, None, 0.0, spent="epsilon 4.00 of 4 is spent") == ParticipationWish(
         False, "as another phase does not fit into what its data may give away: epsilon 4.00 of 4 is spent"
     )

@@ -18,7 +18,7 @@ from dilocox.protocol.member import phase
 from dilocox.protocol.run.corpus import Corpus, check_fits, order_of
 from dilocox.protocol.run.manifest import Manifest
 from dilocox.transport.store.blobs import BlobStore
-from dilocox.transport.store.corpus_store import Shelf, corpus_in, last_built
+from dilocox.transport.store.corpus_store import ExposedCorpus, corpus_in, last_built
 from tests.corpora import corpus_of, words
 from tests.helpers import manifest
 
@@ -121,7 +121,7 @@ def test_what_is_served_of_a_run_is_what_its_corpus_names(tmp_path: Path):
     shared = bytes.fromhex(corpus_of(folder, words(40, 60)).digest)
     common = corpus_at(folder)
     corpus_of(folder, words(40, 60, 1))
-    private, shelf = corpus_at(folder), Shelf(BlobStore(folder, ours=False), shared)
+    private, shelf = corpus_at(folder), ExposedCorpus(BlobStore(folder, ours=False), shared)
     assert all(shelf.holds(bytes.fromhex(shard.digest)) for shard in common.training)
     assert not any(shelf.holds(bytes.fromhex(shard.digest)) for shard in (*private.training, *private.held_out))
     assert not shelf.holds(last_built(folder))

@@ -16,7 +16,7 @@ from dilocox.node.member.driver import MemberDriver
 from dilocox.node.member.participant import Participant
 from dilocox.node.outer.state import StageState
 from dilocox.node.state.resume_points import state_blob
-from dilocox.node.state.signed_statements import OwnStatements
+from dilocox.node.state.signed_statements import SignedStatementLog
 from dilocox.node.training.model.trainer import Commit, Take
 from dilocox.node.workers.progress import Progress
 from dilocox.protocol import limits
@@ -29,7 +29,7 @@ from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.run.manifest import open_manifest
 from dilocox.protocol.wire.messages import canonical, parse, seal
 from dilocox.transport.limits.traffic import Traffic
-from dilocox.transport.net.peer_directory import Directory
+from dilocox.transport.net.peer_directory import PeerDirectory
 from dilocox.transport.net.rpc import ChannelPool
 from dilocox.transport.process.tasks import Tasks
 from dilocox.transport.store.blobs import BlobStore
@@ -102,11 +102,11 @@ async def hearing(folder: Path, coordinator: Says) -> AsyncIterator[Participant]
     tasks = Tasks()
     with (
         closing(ChainFile(folder / "chain.db", RUN)) as chain,
-        closing(OwnStatements(folder / "own.db", RUN.run_id)) as own,
+        closing(SignedStatementLog(folder / "own.db", RUN.run_id)) as own,
         closing(EventLog(folder / "events.db")) as kept,
     ):
         chain.append(Table(RUN).genesis().commits[0].envelope)
-        known: Any = Directory(None, identity(1), RUN.run_id, 1)
+        known: Any = PeerDirectory(None, identity(1), RUN.run_id, 1)
         said: Any = coordinator
         workers: Any = Idle()
         context = RunContext(identity(1), chain, BlobStore(folder / "blobs"), tasks)

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from dilocox.cli.look.status import spell, verdict
 from dilocox.cli.main import app
-from dilocox.node.run_reader import Reader
+from dilocox.node.run_reader import RunReader
 from dilocox.node.state.run_data import open_run_data
 from dilocox.protocol.errors import ConfigError, LocalError
 from tests.helpers import Table, manifest
@@ -48,7 +48,7 @@ def test_durations_are_spelt():
 async def test_a_state_that_nobody_serves_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("dilocox.node.run_reader.RETRY_SECONDS", 0.0)
     async with meeting(tmp_path, RUN, *[list(Table(RUN).genesis().train(3).commits)] * 2) as (one, _):
-        reader = Reader(RUN, one.chain, open_run_data(one.chain, one.exchange.downloader))
+        reader = RunReader(RUN, one.chain, open_run_data(one.chain, one.exchange.downloader))
         with pytest.raises(LocalError, match="nobody who can be reached serves a state"):
             await reader.state()
         with pytest.raises(ConfigError, match="has not agreed on the state before round 90; its chain has 4 commits"):

@@ -14,8 +14,8 @@ from aiohttp import web
 
 from dilocox.protocol.errors import LocalError
 from dilocox.transport.process import disk_pressure
-from dilocox.transport.process.disk_pressure import lack_of_room, probe, while_there_is_room
-from dilocox.views.api_listener import Door
+from dilocox.transport.process.disk_pressure import lack_of_space, probe, restart_when_writable
+from dilocox.views.api_listener import ApiListener
 from tests.helpers import PATIENCE_SECONDS
 
 
@@ -45,15 +45,15 @@ def locked() -> sqlite3.Error:
 
 
 def test_what_is_lack_of_room_and_what_is_not():
-    assert lack_of_room(full()) == lack_of_room(caused(full())) == "disk full"
-    assert lack_of_room(OSError(errno.EROFS, "")) == lack_of_room(locked()) == "disk read-only"
-    assert lack_of_room(OSError(errno.EMFILE, "")) == "too many open files"
+    assert lack_of_space(full()) == lack_of_space(caused(full())) == "disk full"
+    assert lack_of_space(OSError(errno.EROFS, "")) == lack_of_space(locked()) == "disk read-only"
+    assert lack_of_space(OSError(errno.EMFILE, "")) == "too many open files"
     for other in (OSError(errno.EACCES, ""), LocalError("of its own"), sqlite3.OperationalError("no such table"), ValueError()):
-        assert lack_of_room(other) is None
+        assert lack_of_space(other) is None
     looped = ValueError()
     looped.__context__ = OSError(errno.EACCES, "")
     looped.__context__.__context__ = looped
-    assert lack_of_room(looped) is None
+    assert lack_of_space(looped) is None
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ async def test_a_daemon_waits_with_a_sentence_and_lives_again(tmp_path: Path, lo
         yield
         said.append("on again")
 
-    await while_there_is_room(tmp_path, life, waiting)
+    await restart_when_writable(tmp_path, life, waiting)
     assert not lives
     assert not looks
     assert said == [
@@ -97,7 +97,7 @@ async def test_a_daemon_waits_with_a_sentence_and_lives_again(tmp_path: Path, lo
     ]
     lives.append(LocalError("something else"))
     with pytest.raises(LocalError, match="something else"):
-        await while_there_is_room(tmp_path, life, waiting)
+        await restart_when_writable(tmp_path, life, waiting)
 
 
 async def test_who_waits_can_be_stopped(tmp_path: Path, looks: list[bool]):
@@ -113,7 +113,7 @@ async def test_who_waits_can_be_stopped(tmp_path: Path, looks: list[bool]):
         yield
 
     async with asyncio.timeout(PATIENCE_SECONDS):
-        running = asyncio.create_task(while_there_is_room(tmp_path, life, waiting))
+        running = asyncio.create_task(restart_when_writable(tmp_path, life, waiting))
         await waits.wait()
         assert not running.done()
         os.kill(os.getpid(), signal.SIGTERM)
@@ -135,12 +135,12 @@ async def test_a_signal_between_waiting_and_living_is_not_lost(tmp_path: Path, m
         await asyncio.sleep(0.01)  # a page takes a while to close
 
     async with asyncio.timeout(PATIENCE_SECONDS):
-        await while_there_is_room(tmp_path, life, waiting)
+        await restart_when_writable(tmp_path, life, waiting)
     assert lives == [False]
 
 
 async def test_a_door_that_cannot_say_so_ends_nobody(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
-    door = Door("127.0.0.1:0")
+    door = ApiListener("127.0.0.1:0")
 
     async def no_file(site: web.SockSite) -> None:
         raise OSError(errno.EMFILE, "Too many open files")

@@ -12,7 +12,7 @@ import pytest
 from dilocox.protocol import limits
 from dilocox.protocol.consensus import rules
 from dilocox.protocol.consensus.head import Cluster, HostRange
-from dilocox.protocol.consensus.pool import Gathered
+from dilocox.protocol.consensus.pool import StatementPool
 from dilocox.protocol.consensus.rules import Judgement, Outcome
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.ids import short
@@ -38,7 +38,7 @@ def name(number: int) -> str:
     return identity(number).peer
 
 
-def judge(table: Table, statement: Statement) -> tuple[Judgement, Gathered]:
+def judge(table: Table, statement: Statement) -> tuple[Judgement, StatementPool]:
     return rules.judge(table.run, table.head, table.state.gathered, statement)
 
 
@@ -167,7 +167,7 @@ def test_whoever_makes_room_leaves_no_leave(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(limits, "CLAIMS", 1)
     first, last = by_hash(table, [table.claim(10), table.claim(11)])
     pushed_out = 10 if last.peer == name(10) else 11
-    gathered = Gathered()
+    gathered = StatementPool()
     for statement in (last, table.leave(pushed_out), table.leave(0), first):
         judgement, gathered = rules.judge(table.run, table.head, gathered, statement)
         assert judgement == ACCEPTED
@@ -622,4 +622,4 @@ def test_two_thirds_of_those_who_made_it_say_what_the_state_is(clusters: int, ag
 
 def test_what_the_chain_says_is_known_without_reports():
     table = Table(manifest()).genesis()
-    assert rules.known_state(table.run, table.head, Gathered()) == table.head.state == table.state_root()
+    assert rules.known_state(table.run, table.head, StatementPool()) == table.head.state == table.state_root()

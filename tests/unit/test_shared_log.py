@@ -11,7 +11,7 @@ import pytest
 from dilocox.coordinator import log_chunks, shared_log
 from dilocox.coordinator.kv_store import Found, Item, Put, StoreError
 from dilocox.coordinator.round_log import Committed, Entry, InputLog, KeptFirst, LogItem
-from dilocox.coordinator.shared_log import BehindError, DeposedError, Holder, SharedLog, UnreadableError
+from dilocox.coordinator.shared_log import BehindError, Candidate, DeposedError, SharedLog, UnreadableError
 from dilocox.protocol import limits
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.pb import log_pb2
@@ -73,7 +73,7 @@ class World:
         chain = ChainFile(self.folder / f"{number}-{self.count}.db", RUN)
         for commit in self.table.commits[:commits]:
             chain.append(commit.envelope)
-        me = Holder(f"office {number}", f"192.0.2.{number}:1", bytes([number] * 32).hex())
+        me = Candidate(f"office {number}", f"192.0.2.{number}:1", bytes([number] * 32).hex())
         line = Line(self.store)
         log = SharedLog(line, "test", chain, me, lambda: Moment(self.now, int(1000 * self.now)))
         await log.enter()

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from dilocox.node.exchange.downloader import FETCHES_AT_ONCE, places_behind
-from dilocox.transport.limits.priority_semaphore import Slots
+from dilocox.transport.limits.priority_semaphore import PrioritySemaphore
 from tests.helpers import until
 
 
 def test_the_smallest_goes_first_and_who_gives_up_holds_nobody_up():
     async def scenario() -> list[int]:
-        slots, done = Slots(1), list[int]()
+        slots, done = PrioritySemaphore(1), list[int]()
         first = asyncio.Event()
 
         async def take(order: int) -> None:
@@ -36,7 +36,7 @@ def test_the_smallest_goes_first_and_who_gives_up_holds_nobody_up():
 
 def test_who_is_cancelled_as_its_turn_comes_passes_it_on():
     async def scenario() -> None:
-        slots = Slots(1)
+        slots = PrioritySemaphore(1)
 
         async def take() -> None:
             async with slots.one(0):

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from dilocox.cli import common
 from dilocox.cli.exit_codes import Exit
-from dilocox.views.api_listener import Door
+from dilocox.views.api_listener import ApiListener
 from dilocox.views.http import create_app, json_response
 from tests.helpers import no_status
 
@@ -49,7 +49,7 @@ async def api():
     app = create_app(CollectorRegistry(), no_status)
     app.router.add_post("/v1/act", act)
     app.router.add_get("/v1/look", act)
-    door = Door("127.0.0.1:0")
+    door = ApiListener("127.0.0.1:0")
     await door.show(app)
     yield door.url
     await door.close()

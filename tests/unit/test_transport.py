@@ -21,7 +21,7 @@ from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.protocol.wire.messages import seal
-from dilocox.transport.limits.caller_auth import Callers
+from dilocox.transport.limits.caller_auth import CallerAuth
 from dilocox.transport.limits.rate_limits import Rates
 from dilocox.transport.limits.traffic import Traffic
 from dilocox.transport.net import dht_child, tls
@@ -207,7 +207,7 @@ async def test_another_certificate_is_not_trusted(tmp_path: Path):
 def serving(folder: Path, source: BlobStore, traffic: Traffic | None = None) -> Served:
     """Whoever calls is a stranger, until the service is told who is a member."""
     folder.mkdir(exist_ok=True)
-    callers = Callers(RUN_ID, tls.load_or_create(folder).certificate_der)
+    callers = CallerAuth(RUN_ID, tls.load_or_create(folder).certificate_der)
     return Served(folder, PeerService(source, callers, traffic))
 
 

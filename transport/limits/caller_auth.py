@@ -18,9 +18,9 @@ from dilocox.protocol.crypto import Identity, sha256
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.wire.messages import open_envelope, seal
-from dilocox.transport.limits.head_gossip import Heads
+from dilocox.transport.limits.head_gossip import HeadGossip
 
-__all__ = ["Callers", "Credentials"]
+__all__ = ["CallerAuth", "Credentials"]
 
 HEADER = "dilocox-call-bin"
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -29,8 +29,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class Credentials(grpc.AuthMetadataPlugin):
     """Credential that this peer adds to every call to one server."""
 
-    def __init__(self, identity: Identity, run_id: bytes, certificate_der: bytes, heads: Heads | None = None) -> None:
-        self._heads = heads or Heads()
+    def __init__(self, identity: Identity, run_id: bytes, certificate_der: bytes, heads: HeadGossip | None = None) -> None:
+        self._heads = heads or HeadGossip()
         call = pb.Call(certificate=sha256(certificate_der))
         self.metadata = ((HEADER, seal(identity, pb.KIND_CALL, run_id, call).envelope.SerializeToString()),)
 
@@ -38,7 +38,7 @@ class Credentials(grpc.AuthMetadataPlugin):
         callback((*self.metadata, *self._heads.metadata()), None)
 
 
-class Callers:
+class CallerAuth:
     """Reads the credentials of the calls to one server."""
 
     def __init__(self, run_id: bytes, certificate_der: bytes, is_known: Callable[[str], bool] = lambda peer: False) -> None:

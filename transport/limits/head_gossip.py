@@ -7,7 +7,7 @@ from google.protobuf.message import DecodeError
 
 from dilocox.protocol.pb import services_pb2 as services
 
-__all__ = ["HeadSource", "Heads"]
+__all__ = ["HeadGossip", "HeadSource"]
 
 HEADER = "dilocox-head-bin"
 
@@ -30,7 +30,7 @@ class _Unknown:
         pass
 
 
-class Heads:
+class HeadGossip:
     """Both directions, in one process; silent until the run is known."""
 
     def __init__(self) -> None:

@@ -6,10 +6,10 @@ import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-__all__ = ["Slots"]
+__all__ = ["PrioritySemaphore"]
 
 
-class Slots:
+class PrioritySemaphore:
     """A semaphore that lets the smallest go first; of equals who came first."""
 
     def __init__(self, count: int) -> None:

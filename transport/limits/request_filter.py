@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError, Message
 
 from dilocox.protocol.errors import RemoteError
 from dilocox.transport.limits.addresses import Endpoint, endpoint_of
-from dilocox.transport.limits.caller_auth import Callers
+from dilocox.transport.limits.caller_auth import CallerAuth
 from dilocox.transport.limits.connection_limits import ConnectionLimits, ConnectionTable
 from dilocox.transport.limits.traffic import Traffic
 
@@ -29,7 +29,7 @@ Continue = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
 class WellFormed(grpc.aio.ServerInterceptor):
     """Passes calls within the budget of their caller on to their handlers, with requests that parsed."""
 
-    def __init__(self, traffic: Traffic, callers: Callers | None, connections: ConnectionLimits) -> None:
+    def __init__(self, traffic: Traffic, callers: CallerAuth | None, connections: ConnectionLimits) -> None:
         """`callers`: verifies who calls; None: every caller is unknown."""
         self._traffic, self._callers, self._connections = traffic, callers, connections
 

@@ -19,9 +19,9 @@ from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.transport.limits.addresses import address_of
-from dilocox.transport.limits.caller_auth import Callers, Context
-from dilocox.transport.limits.head_gossip import Heads
-from dilocox.transport.limits.priority_semaphore import Slots
+from dilocox.transport.limits.caller_auth import CallerAuth, Context
+from dilocox.transport.limits.head_gossip import HeadGossip
+from dilocox.transport.limits.priority_semaphore import PrioritySemaphore
 from dilocox.transport.limits.traffic import Traffic
 from dilocox.transport.net.rpc import in_thread
 from dilocox.transport.store.blobs import PUSHED, BlobStore, PartialBlob, blob_digest
@@ -39,7 +39,7 @@ _CODES = {
 }
 
 
-class Turns:
+class StreamQuota:
     """Quota of streams, per caller and in total. Further requests wait, up to the same number per caller, and for a
     limited time.
 
@@ -51,7 +51,7 @@ class Turns:
     def __init__(self, each: int, total: int, waiting: float = math.inf) -> None:
         """`waiting`: at most so many in all."""
         self._each, self._most = each, total + waiting
-        self._all = Slots(total)
+        self._all = PrioritySemaphore(total)
         self.own: dict[str, asyncio.Semaphore] = {}
         self.here: Counter[str] = Counter()
 
@@ -179,11 +179,13 @@ class Coming:
 class PeerService(rpc.PeerServicer):
     """Service for the blobs of one store, the run's data, and the chain; it stores what its keeper admits."""
 
-    def __init__(self, store: BlobStore, callers: Callers, traffic: Traffic | None = None, heads: Heads | None = None) -> None:
-        self._store, self.callers, self._heads = store, callers, heads or Heads()
+    def __init__(
+        self, store: BlobStore, callers: CallerAuth, traffic: Traffic | None = None, heads: HeadGossip | None = None
+    ) -> None:
+        self._store, self.callers, self._heads = store, callers, heads or HeadGossip()
         self.run = ServedRun()
-        self._members = Turns(limits.STREAMS_PER_MEMBER, limits.STREAMS_TO_MEMBERS)
-        self._strangers = Turns(limits.STREAMS_PER_ADDRESS, limits.STREAMS_TO_STRANGERS, limits.STRANGERS_WAITING)
+        self._members = StreamQuota(limits.STREAMS_PER_MEMBER, limits.STREAMS_TO_MEMBERS)
+        self._strangers = StreamQuota(limits.STREAMS_PER_ADDRESS, limits.STREAMS_TO_STRANGERS, limits.STRANGERS_WAITING)
         self.traffic = traffic or Traffic()
         """Its limits are of everything that comes and leaves, pushes too."""
         self._coming: dict[bytes, Coming] = {}

@@ -20,14 +20,14 @@ from dilocox.protocol.ids import host_port
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.protocol.wire.messages import Statement
-from dilocox.transport.limits.caller_auth import Callers
+from dilocox.transport.limits.caller_auth import CallerAuth
 from dilocox.transport.limits.connection_limits import ConnectionLimits
-from dilocox.transport.limits.head_gossip import Heads
+from dilocox.transport.limits.head_gossip import HeadGossip
 from dilocox.transport.limits.traffic import Traffic
 from dilocox.transport.net import tls
 from dilocox.transport.net.dht import Dht, DhtSettings
-from dilocox.transport.net.peer_directory import Directory, cached_records
-from dilocox.transport.net.reachability import Reach, ReachService
+from dilocox.transport.net.peer_directory import PeerDirectory, cached_records
+from dilocox.transport.net.reachability import Reachability, ReachService
 from dilocox.transport.net.rpc import ChannelPool, create_server
 from dilocox.transport.net.tls import Certificate
 from dilocox.transport.process.tasks import Tasks
@@ -83,8 +83,8 @@ class OwnRecord:
         endpoint: Endpoint,
         name: str,
         announced: bool,
-        directory: Directory,
-        reach: Reach,
+        directory: PeerDirectory,
+        reach: Reachability,
         on_record: Callable[[Statement], None],
         begin: Callable[[Callable[[], Statement]], None],
     ) -> None:
@@ -124,9 +124,9 @@ class Network:
     endpoint: Endpoint
     own: OwnRecord
     """Record; published already, unless `open_network` was called without `publish`."""
-    directory: Directory
-    callers: Callers
-    reach: Reach
+    directory: PeerDirectory
+    callers: CallerAuth
+    reach: Reachability
 
     @property
     def address(self) -> str:
@@ -180,7 +180,7 @@ async def open_network(
     closing: AsyncExitStack,
     bootstrap: Iterable[str] = (),
     on_record: Callable[[Statement], None] = lambda record: None,
-    heads: Heads | None = None,
+    heads: HeadGossip | None = None,
     traffic: Traffic | None = None,
     publish: bool = True,
 ) -> Network:
@@ -200,15 +200,15 @@ async def open_network(
     everywhere = "/ip6/::" if ":" in listen.host else "/ip4/0.0.0.0"
     settings = DhtSettings(run_id, home.identity, home.folder, f"{everywhere}/tcp/{dht_port}", tuple(bootstrap))
     dht = Dht(settings) if listen.dht else None
-    directory = Directory(dht, home.identity, run_id, home.start_number())
+    directory = PeerDirectory(dht, home.identity, run_id, home.start_number())
     for seen in cached_records(known, run_id):
         directory.learn(seen)
-    callers = Callers(run_id, certificate.certificate_der, directory.takes_part)
+    callers = CallerAuth(run_id, certificate.certificate_der, directory.takes_part)
     connections = ConnectionLimits(directory.takes_part)
     server, port = await create_server(f"0.0.0.0:{wanted}", certificate, traffic, callers, connections)
     closing.push_async_callback(server.stop, STOP_SECONDS)
-    rpc.add_ReachServicer_to_server(ReachService(run_id, callers, heads or Heads()), server)
-    reach = Reach(directory.changed.set)
+    rpc.add_ReachServicer_to_server(ReachService(run_id, callers, heads or HeadGossip()), server)
+    reach = Reachability(directory.changed.set)
     addresses = (multiaddr(listen.host, dht_port, home.identity.peer),) if listen.dht else ()
     ports = {"port": port, "dht_port": dht_port} if listen.dht else {"port": port}
     endpoint = Endpoint(host_port(listen.host, port), certificate, addresses, ports)

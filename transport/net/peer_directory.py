@@ -19,7 +19,7 @@ from dilocox.protocol.wire.messages import Statement, open_envelope, seal
 from dilocox.transport.net.dht import Dht
 from dilocox.transport.store.files import read_checked, write_atomically
 
-__all__ = ["Directory", "cached_records", "is_overtaken", "life_of", "same_place"]
+__all__ = ["PeerDirectory", "cached_records", "is_overtaken", "life_of", "same_place"]
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ def is_overtaken(record: pb.PeerRecord, known: pb.PeerRecord) -> bool:
     return life < other or (life == other and record.certificate != known.certificate)
 
 
-class Directory:
+class PeerDirectory:
     """Peer records by peer id, newest sequence first. The coordinator passes on those of its roster; who is not among them, or
     does not answer where it was, is looked up in the DHT, one at a time and by name: what strangers put there is never seen."""
 

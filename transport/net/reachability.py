@@ -19,11 +19,11 @@ from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.protocol.wire.messages import Statement, open_envelope
 from dilocox.transport.limits.addresses import endpoint_of, endpoint_of_socket, network_of
-from dilocox.transport.limits.caller_auth import Callers, Context
-from dilocox.transport.limits.head_gossip import Heads
+from dilocox.transport.limits.caller_auth import CallerAuth, Context
+from dilocox.transport.limits.head_gossip import HeadGossip
 from dilocox.transport.net.rpc import ChannelPool
 
-__all__ = ["Reach", "ReachService"]
+__all__ = ["ReachService", "Reachability"]
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ _RESOLVERS = ThreadPoolExecutor(2, "resolve")
 class ReachService(rpc.ReachServicer):
     """Service that connects back to a caller, only at its own address: no caller can scan other networks with it."""
 
-    def __init__(self, run_id: bytes, callers: Callers, heads: Heads) -> None:
+    def __init__(self, run_id: bytes, callers: CallerAuth, heads: HeadGossip) -> None:
         self._run_id, self._callers, self._heads = run_id, callers, heads
         self._dialling: set[str] = set()
 
@@ -106,7 +106,7 @@ async def presented(host: str, port: int) -> bytes:
     return bytes(certificate or b"")
 
 
-class Reach:
+class Reachability:
     """Reports of peers about this peer's address."""
 
     def __init__(self, changed: Callable[[], None] = lambda: None) -> None:

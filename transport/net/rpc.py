@@ -16,9 +16,9 @@ from dilocox.protocol.ids import Way, printable
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
-from dilocox.transport.limits.caller_auth import Callers, Credentials
+from dilocox.transport.limits.caller_auth import CallerAuth, Credentials
 from dilocox.transport.limits.connection_limits import ConnectionLimits
-from dilocox.transport.limits.head_gossip import Heads
+from dilocox.transport.limits.head_gossip import HeadGossip
 from dilocox.transport.limits.request_filter import WellFormed
 from dilocox.transport.limits.traffic import CountedChannel, Traffic
 from dilocox.transport.net.tls import SERVER_NAME, Certificate, fetch_certificate, pem_of
@@ -55,7 +55,7 @@ async def create_server(
     listen: str,
     certificate: Certificate,
     traffic: Traffic | None = None,
-    callers: Callers | None = None,
+    callers: CallerAuth | None = None,
     connections: ConnectionLimits | None = None,
 ) -> tuple[grpc.aio.Server, int]:
     """Return a server bound to `listen` (host:port, port 0 for any), not started; and its port. Raises PortError.
@@ -98,11 +98,11 @@ class ChannelPool:
         self,
         identity: Identity | None = None,
         run_id: bytes = b"",
-        heads: Heads | None = None,
+        heads: HeadGossip | None = None,
         traffic: Traffic | None = None,
     ) -> None:
         """`identity`: who calls; None: a spectator, who does not say."""
-        self._identity, self._run_id, self.heads = identity, run_id, heads or Heads()
+        self._identity, self._run_id, self.heads = identity, run_id, heads or HeadGossip()
         self.traffic = traffic or Traffic()
         self._channels: OrderedDict[tuple[str, bytes], CountedChannel] = OrderedDict()
         """Channels in the order of their last use."""

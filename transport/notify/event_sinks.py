@@ -10,10 +10,10 @@ from dilocox.transport.process.monitors import watch
 from dilocox.transport.process.tasks import Tasks
 from dilocox.transport.store.event_log import EVENTS, EventLog
 
-__all__ = ["open_diary"]
+__all__ = ["open_event_log"]
 
 
-async def open_diary(
+async def open_event_log(
     folder: Path,
     home: Path,
     notice: Notice | None,

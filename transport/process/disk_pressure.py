@@ -16,7 +16,7 @@ from pathlib import Path
 
 from dilocox.protocol.errors import LocalError
 
-__all__ = ["lack_of_room", "probe", "while_there_is_room"]
+__all__ = ["lack_of_space", "probe", "restart_when_writable"]
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ SENTENCES = {
 _DATABASE = {sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_READONLY: errno.EROFS}
 
 
-def lack_of_room(error: BaseException) -> str | None:
+def lack_of_space(error: BaseException) -> str | None:
     """Return the missing resource, if that is the error or its cause."""
     for each in _causes(error):
         number = each.errno if isinstance(each, OSError) else None
@@ -77,7 +77,7 @@ def probe(folder: Path) -> None:
         scratch.unlink(missing_ok=True)
 
 
-async def while_there_is_room(
+async def restart_when_writable(
     folder: Path,
     life: Callable[[asyncio.Event], Awaitable[None]],
     waiting: Callable[[str], AbstractAsyncContextManager[object]],
@@ -94,7 +94,7 @@ async def while_there_is_room(
             await life(stopped)
             return
         except (OSError, sqlite3.Error, LocalError) as error:
-            what = lack_of_room(error)
+            what = lack_of_space(error)
             if what is None:
                 raise
             lived = asyncio.get_running_loop().time() - began

@@ -3,14 +3,14 @@
 import ctypes
 import gc
 
-__all__ = ["few_arenas", "freeze_startup"]
+__all__ = ["freeze_startup", "limit_arenas"]
 
 M_ARENA_MAX = -8
 """Source: mallopt(3)."""
 ARENAS = 2
 
 
-def few_arenas() -> None:
+def limit_arenas() -> None:
     """Limit malloc arenas. glibc gives each of gRPC's threads its own heap, and none returns memory to the others. No
     effect elsewhere."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

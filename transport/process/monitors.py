@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dilocox.protocol.events import CoordinatorAway, CoordinatorBack, DiskLow, Event
 
-__all__ = ["DISK_SHARE", "Lasting", "watch"]
+__all__ = ["DISK_SHARE", "LastingCondition", "watch"]
 
 LOOK_SECONDS = 5.0
 AWAY_SECONDS = 120.0
@@ -20,7 +20,7 @@ DISK_SHARE = 0.05
 """A disk with less of it free is low: as in deploy/alerts.yml."""
 
 
-class Lasting:
+class LastingCondition:
     """Condition that is checked again and again."""
 
     def __init__(self, seconds: float) -> None:
@@ -49,7 +49,7 @@ async def watch(
     pause: float = LOOK_SECONDS,
 ) -> None:
     """Check the machine, for ever. `connected`: whether the coordinator is live."""
-    low, away = Lasting(LOW_SECONDS), Lasting(AWAY_SECONDS)
+    low, away = LastingCondition(LOW_SECONDS), LastingCondition(AWAY_SECONDS)
     while True:
         now, disk = clock(), await asyncio.to_thread(shutil.disk_usage, folder)
         if low.begins(disk.free < DISK_SHARE * disk.total, now) is not None:

@@ -17,8 +17,8 @@ from dilocox.transport.store.files import read_named, write_atomically
 
 __all__ = [
     "DIGEST",
+    "ExposedCorpus",
     "Folders",
-    "Shelf",
     "corpus_in",
     "lacking",
     "last_built",
@@ -103,7 +103,7 @@ def blobs_of(store: BlobStore, digest: bytes) -> list[bytes]:
     return [] if corpus is None else [blob for blob, _ in corpus.blobs]
 
 
-class Shelf:
+class ExposedCorpus:
     """Exposed part of a folder: the blobs of the run's corpus, or its imported weights. The rest may be private to other
     runs."""
 
@@ -121,9 +121,9 @@ class Shelf:
         return digest in self._names and self.store.sound(digest)
 
 
-def weights_shelf(store: BlobStore, root: bytes) -> Shelf:
+def weights_shelf(store: BlobStore, root: bytes) -> ExposedCorpus:
     """Return the exposed blobs of imported weights."""
-    return Shelf(store, root, BlobStore.stage_digests)
+    return ExposedCorpus(store, root, BlobStore.stage_digests)
 
 
 def lacking(store: BlobStore, corpus: Corpus) -> list[bytes]:

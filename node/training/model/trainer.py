@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dilocox.node.outer.frozen import frozen_views
 from dilocox.node.outer.state import EncodedStage, StageState, rebase, start_phase
-from dilocox.node.outer.state_device import HOST, Passage
+from dilocox.node.outer.state_device import HOST, StateDevice
 from dilocox.node.training.model.data import Dataset
 from dilocox.node.training.model.dp_gradients import Noise, NoisyGradients
 from dilocox.node.training.model.inner import InnerOptimizer
@@ -97,7 +97,7 @@ class Commit:
 
 class Trainer:
     def __init__(
-        self, manifest: Manifest, mesh: Mesh | None = None, noise: Noise | None = None, passage: Passage = HOST
+        self, manifest: Manifest, mesh: Mesh | None = None, noise: Noise | None = None, passage: StateDevice = HOST
     ) -> None:
         """Create a trainer. `mesh`: position among its cluster's workers; default: alone. `noise`: noise and clip, if one
         worker trains the whole model. `passage`: device of the outer state. Live parameters start uninitialised."""

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("pyeclib", reason="pip install ./plugins/availability")
 
 from dilocox.node.exchange.downloader import Downloader
-from dilocox.node.state.resume_points import Starts
+from dilocox.node.state.resume_points import ResumePlanner
 from dilocox.protocol import limits
 from dilocox.protocol.checks import availability_rules
 from dilocox.protocol.checks.availability import Sampled
@@ -57,7 +57,7 @@ def _shares_are_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 class Sharer:
     peer: Peer
     sharing: Sharing
-    starts: Starts
+    starts: ResumePlanner
 
     @property
     def kept(self) -> ShareStore:

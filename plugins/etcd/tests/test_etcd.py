@@ -35,7 +35,7 @@ from dilocox.coordinator.kv_store import (
 )
 from dilocox.coordinator.leadership import write_down_store
 from dilocox.coordinator.round_log import Entry
-from dilocox.coordinator.shared_log import DeposedError, Holder, SharedLog
+from dilocox.coordinator.shared_log import Candidate, DeposedError, SharedLog
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.rounds import round_machine
 from dilocox.protocol.rounds.round_machine import Moment
@@ -173,7 +173,7 @@ async def test_a_coordinator_takes_over_in_a_real_etcd(tmp_path: Path, member: E
 
     def office(number: int) -> SharedLog:
         chain = ChainFile(tmp_path / f"{number}.db", RUN)
-        me = Holder(f"office {number}", f"192.0.2.{number}:1", bytes([number] * 32).hex())
+        me = Candidate(f"office {number}", f"192.0.2.{number}:1", bytes([number] * 32).hex())
         return SharedLog(stores[number], "over", chain, me, lambda: Moment(time.monotonic(), int(1000 * time.time())))
 
     stores = [Etcd(parse_store(f"etcd://{member.at}/x")) for _ in range(2)]

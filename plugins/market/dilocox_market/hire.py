@@ -23,7 +23,7 @@ from dilocox.cli.common import (
 from dilocox.cli.progress import working
 from dilocox.node.attest.verify import verify_evidence
 from dilocox.node.planning.memory_model import lacks
-from dilocox.node.workers.devices import Machine
+from dilocox.node.workers.devices import Devices
 from dilocox.node.workers.placement import tile
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.ids import key_of_peer, printable, several
@@ -89,7 +89,7 @@ async def _offers(market: Sequence[str], manifest: Manifest, patience: float) ->
 def _looked_at(listing: Statement[pb.Offer], manifest: Manifest) -> Offered:
     """Blocking: verifies evidence."""
     body = listing.body
-    machine = Machine(body.devices, body.cuda, body.device_bytes, body.host_bytes)
+    machine = Devices(body.devices, body.cuda, body.device_bytes, body.host_bytes)
     return Offered(listing.peer, body, lines_of(listing, time.time()), attested(listing), _lacking(manifest, machine))
 
 
@@ -110,7 +110,7 @@ def attested(listing: Statement[pb.Offer]) -> str:
     return f"{claims.kind}{gpus}" if bound else ""
 
 
-def _lacking(manifest: Manifest, machine: Machine) -> str:
+def _lacking(manifest: Manifest, machine: Devices) -> str:
     """Why a machine cannot be a cluster of the run by itself."""
     try:
         tiling = tile([machine.devices], manifest.model.stages, manifest.training.microbatches, manifest.training.schedule)
