@@ -256,8 +256,7 @@ def _refuse(state: RoundState, peer: str, reason: pb.Reason, detail: str) -> Rou
 
 
 def _attest(state: RoundState, attestation: pb.Attestation, moment: Moment) -> RoundState:
-    """Record a verdict. Verdicts on unknown peers have half of the room. Expired ones make room, unless a statement
-    depends on them."""
+    """Record a verdict. Those on unknown peers have half of the room; expired ones make room, unless a statement needs them."""
     if not state.manifest.attestation.kinds:
         return state  # no chain would take it
     gathered, peer = state.gathered, attestation.peer
@@ -533,8 +532,7 @@ def _still_waiting(state: RoundState, head: Head, moment: Moment) -> dict[str, p
 
 
 def inherited(state: RoundState) -> list[Input]:
-    """Return the inputs that recreate a round of `start`, all at the time of the commit before it: a log stores them for a
-    closed round."""
+    """Return the inputs that recreate a round of `start`, all at the time of the commit before it, for a log."""
     attested = [Attested(item) for item in state.gathered.attested.values()]
     until = state.clock.returning_until
     returning = [] if until is None else [Returning(until)]
