@@ -6,7 +6,7 @@ __all__ = ["Exit"]
 
 
 class Exit(IntEnum):
-    """Exit code, with a sentence for docs/operations.md."""
+    """Exit code, with a sentence for docs/reference/codes.md."""
 
     says: str
 

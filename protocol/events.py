@@ -57,6 +57,8 @@ class Event:
 
 @dataclass(frozen=True)
 class StateChanged(Event):
+    """Status of a node changed."""
+
     kind = "state-changed"
     state: str
     why: str
@@ -67,6 +69,8 @@ class StateChanged(Event):
 
 @dataclass(frozen=True)
 class PhaseEnded(Event):
+    """Local phase ended at a node."""
+
     kind = "phase-ended"
     round: int
     inner_steps: int
@@ -79,6 +83,8 @@ class PhaseEnded(Event):
 
 @dataclass(frozen=True)
 class CommitApplied(Event):
+    """Node applied a commit."""
+
     kind = "commit-applied"
     round: int
     counted: bool
@@ -95,6 +101,8 @@ class CommitApplied(Event):
 
 @dataclass(frozen=True)
 class NotCounted(Event):
+    """Commit did not count this node."""
+
     kind = "not-counted"
     round: int
     reason: pb.Reason
@@ -124,7 +132,7 @@ def missed(commit: pb.Commit) -> tuple[Missed, ...]:
 
 @dataclass(frozen=True)
 class NobodyCounted(Event):
-    """A round changed nothing but who is there: what all of them trained in it is carried over."""
+    """Round counted no cluster; its work is carried over."""
 
     kind = "nobody-counted"
     round: int
@@ -147,6 +155,8 @@ class NobodyCounted(Event):
 
 @dataclass(frozen=True)
 class Audited(Event):
+    """Node audited another cluster."""
+
     kind = "audited"
     round: int
     cluster: str
@@ -161,6 +171,8 @@ class Audited(Event):
 
 @dataclass(frozen=True)
 class LeftOut(Event):
+    """Commit left out an accepted contribution."""
+
     kind = "left-out"
     round: int
 
@@ -170,6 +182,8 @@ class LeftOut(Event):
 
 @dataclass(frozen=True)
 class Diverged(Event):
+    """State of this node differs from the run's."""
+
     kind = "diverged"
     round: int
     detail: str
@@ -180,6 +194,8 @@ class Diverged(Event):
 
 @dataclass(frozen=True)
 class AttestationRefused(Event):
+    """Coordinator rejected this node's evidence."""
+
     kind = "attestation-refused"
     code: str
     reason: str
@@ -190,6 +206,8 @@ class AttestationRefused(Event):
 
 @dataclass(frozen=True)
 class WorkersEnded(Event):
+    """Worker group ended."""
+
     kind = "workers-ended"
     why: str
 
@@ -199,6 +217,8 @@ class WorkersEnded(Event):
 
 @dataclass(frozen=True)
 class RunFinished(Event):
+    """Run is finished."""
+
     kind = "run-finished"
     rounds: int
 
@@ -208,6 +228,8 @@ class RunFinished(Event):
 
 @dataclass(frozen=True)
 class CoordinatorAway(Event):
+    """Coordinator is away."""
+
     kind = "coordinator-away"
     seconds: float
     """Seconds since its last heartbeat."""
@@ -218,6 +240,8 @@ class CoordinatorAway(Event):
 
 @dataclass(frozen=True)
 class CoordinatorBack(Event):
+    """Coordinator is back."""
+
     kind = "coordinator-back"
 
     def line(self) -> str:
@@ -226,6 +250,8 @@ class CoordinatorBack(Event):
 
 @dataclass(frozen=True)
 class DiskLow(Event):
+    """Disk is nearly full."""
+
     kind = "disk-low"
     free_bytes: int
     folder: str
@@ -239,6 +265,8 @@ class DiskLow(Event):
 
 @dataclass(frozen=True)
 class CommitFollowed(Event):
+    """Relay or archive followed a commit."""
+
     kind = "commit-followed"
     round: int
     counted: int
@@ -273,6 +301,8 @@ class RoundOpen(Event):
 
 @dataclass(frozen=True)
 class Claimed(Event):
+    """Peer claimed a seat."""
+
     kind = "claimed"
     round: int
     cluster: str
@@ -283,6 +313,8 @@ class Claimed(Event):
 
 @dataclass(frozen=True)
 class Leaving(Event):
+    """Cluster leaves."""
+
     kind = "leaving"
     round: int
     cluster: str
@@ -293,6 +325,8 @@ class Leaving(Event):
 
 @dataclass(frozen=True)
 class Heard(Event):
+    """Peer became live."""
+
     kind = "heard"
     round: int
     cluster: str
@@ -303,6 +337,8 @@ class Heard(Event):
 
 @dataclass(frozen=True)
 class NotHeard(Event):
+    """Peer became absent."""
+
     kind = "not-heard"
     round: int
     cluster: str
@@ -313,6 +349,8 @@ class NotHeard(Event):
 
 @dataclass(frozen=True)
 class StatementRefused(Event):
+    """Coordinator rejected a statement."""
+
     kind = "statement-refused"
     round: int
     peer: str
@@ -326,6 +364,8 @@ class StatementRefused(Event):
 
 @dataclass(frozen=True)
 class BallotOpened(Event):
+    """Voting began."""
+
     kind = "ballot-opened"
     round: int
     contributions: int
@@ -340,6 +380,8 @@ class BallotOpened(Event):
 
 @dataclass(frozen=True)
 class RoundClosed(Event):
+    """Round closed."""
+
     kind = "round-closed"
     round: int
     counted: int
@@ -358,6 +400,8 @@ class RoundClosed(Event):
 
 @dataclass(frozen=True)
 class RosterChanged(Event):
+    """Roster changed."""
+
     kind = "roster-changed"
     round: int
     """The first with this roster."""

@@ -1,7 +1,7 @@
 """Error codes, with meaning and advice. The command line prints them, problem documents of the API
-(application/problem+json) contain them, and docs/operations.md lists them.
+(application/problem+json) contain them, and docs/reference/codes.md lists them.
 
-Reasons of rejected contributions are in reasons.py; codes of invalid evidence are in docs/attestation.md.
+Reasons of rejected contributions are in reasons.py; codes of invalid evidence are in docs/how-to/attested-runs.md.
 """
 
 import errno

@@ -1,7 +1,7 @@
 """JSON of the API and of `--json`: a sentence and a unit for every field.
 
 `a.b` is field b of a; `a[]` is each item of a list; `*` is a key that the value defines. null: unknown, or absent.
-docs/api.md and /openapi.json are generated from it; tests check that the documents have these fields and no others.
+docs/reference/http.md and /openapi.json are generated from it; tests check that the documents have these fields and no others.
 """
 
 from collections.abc import Mapping

@@ -145,9 +145,10 @@ class RunMetrics(Collector):
             if (value := self._losses[key]) is not None:
                 yield GaugeMetricFamily(name, what, value=value)
         if self._missed is not None:
-            counted = "1 where the last commit that counted anybody counted this node"
-            yield GaugeMetricFamily("dilocox_counted", counted, value=self._missed == 0)
-            yield GaugeMetricFamily("dilocox_rounds_missed", "Such commits in a row without it", value=self._missed)
+            yield GaugeMetricFamily(
+                "dilocox_counted", "1 if the last counting commit counted this node", value=self._missed == 0
+            )
+            yield GaugeMetricFamily("dilocox_rounds_missed", "Counting commits in a row without this node", value=self._missed)
 
     def _of_machine(self) -> Iterable[Metric]:
         moved = CounterMetricFamily(

@@ -1,5 +1,5 @@
 """Each reason for a rejection in words for people: its meaning and a remedy. `dilocox rounds N --why`, `status`, the page and
-docs/operations.md print these sentences."""
+docs/reference/codes.md print these sentences."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -64,8 +64,8 @@ REASONS: Mapping[pb.Reason, Advice] = {
     ),
     pb.REASON_RATE: Advice("it said more than it may", _SAME_VERSION),
     pb.REASON_RUN_FINISHED: Advice("the run is finished", "nothing"),
-    pb.REASON_NOT_ATTESTED: Advice("the run asks for evidence, and it gave none that holds", "docs/attestation.md"),
-    pb.REASON_ATTESTATION: Advice("its evidence does not hold", "docs/attestation.md has the codes"),
+    pb.REASON_NOT_ATTESTED: Advice("the run asks for evidence, and it gave none that holds", "docs/how-to/attested-runs.md"),
+    pb.REASON_ATTESTATION: Advice("its evidence does not hold", "docs/how-to/attested-runs.md has the codes"),
     pb.REASON_ATTESTATION_EXPIRED: Advice(
         "its verdict ran out and was not renewed", "see `dilocox status`; a new one lets it claim again"
     ),
@@ -85,7 +85,7 @@ REASONS: Mapping[pb.Reason, Advice] = {
     ),
     pb.REASON_AUDIT: Advice(
         "most of those drawn to audit it found that it did not train what it said, or could not fetch the states that show it",
-        "open the gRPC port; " + _FAULTY + " (docs/auditing.md)",
+        "open the gRPC port; " + _FAULTY + " (docs/how-to/scores-and-audits.md)",
     ),
     pb.REASON_SHARES: Advice(
         "its payloads make other shares than it announced, so nobody could have proved what restores them", _FAULTY

@@ -3,7 +3,7 @@
 Real trainers and codecs run in the lab, with the product's counting and apply. Hostile payloads (bench/attacks.py) pass
 the voters' checks, or are rejected. A defence is a set of manifest choices; each adds one to the previous defence
 (design.py). The bench stores finished cells here, and `python -m bench.docs` writes them to
-docs/results/poison-runs.json. A later call continues from both. `--minutes` limits one call. docs/poisoning.md quotes
+docs/results/poison-runs.json. A later call continues from both. `--minutes` limits one call. docs/results/poisoning.md quotes
 the results.
 """
 

@@ -42,7 +42,7 @@ GROWN = 1.15
 """Times the length of a contribution that did not count, which the next one has at least that says it again: root 2 once, root 3/2
 twice. Then its author is off the roster."""
 STEADY = 2.25
-"""Times the median author's strength from which an author pulls steadily: docs/poisoning.md says what it catches."""
+"""Times the median author's strength from which an author pulls steadily: docs/results/poisoning.md says what it catches."""
 NOISE = 1e-9
 """Of a length: what rounding makes."""
 Vector = npt.NDArray[np.float64]

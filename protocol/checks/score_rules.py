@@ -34,11 +34,11 @@ THRESHOLD = 2 / 3
 """Share of the votes that measured and found no harm. A contribution with less does not count; a third of hostile votes excludes
 none."""
 SAMPLES = 8
-"""Samples on which a voter measures the loss: docs/poisoning.md was measured with as many, and more take longer."""
+"""Samples on which a voter measures the loss: docs/results/poisoning.md was measured with as many, and more take longer."""
 WORTH = 0.5
 """Share of the median gain, for as many tokens: a contribution that gains no more, and points away, harms."""
 AGREEMENT = 0.6
-"""Share of the median cosine: a contribution points away whose cosine is below it, or below 0 (docs/poisoning.md)."""
+"""Share of the median cosine: a contribution points away whose cosine is below it, or below 0 (docs/results/poisoning.md)."""
 Of = TypeVar("Of", bound=Hashable)
 
 

@@ -190,7 +190,7 @@ class Rounds(Section):
     its author's error feedback."""
     tensor_clip_ratio: Ratio | Literal[0] = 1.25
     """The same for each tensor, by that tensor's median; 0: tensors are not clipped individually. Default: 1.25 in an open
-    run, which costs honest clusters nothing measurable (docs/poisoning.md); 2 with an allow-list."""
+    run, which costs honest clusters nothing measurable (docs/results/poisoning.md); 2 with an allow-list."""
     weight_cap: Ratio | Literal[0] = 1.0
     """A contribution of a cluster that has earned nothing weighs by its tokens, at most this multiple of the counted ones' lower
     median; 0: no cap. Where a file leaves it out: 1 in an open run, 0 with an allow-list."""

@@ -1,4 +1,4 @@
-"""The section "Two machines" of the README, typed literally on two machines as far as the network is concerned."""
+"""The section "Two machines" of the tutorial, typed literally on two machines as far as the network is concerned."""
 
 import json
 import os
@@ -22,7 +22,7 @@ from tests.e2e.conftest import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.e2e
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "tutorials" / "join-a-run.md"
 WAIT_SECONDS = 60.0
 """A wait for others that lasts longer has to name what to change."""
 WAITS = ("joining", "waiting")
@@ -42,7 +42,7 @@ COUNTED = 2
 
 def section() -> list[list[str]]:
     """The lines of each block, without comments."""
-    text = README.read_text().partition("### Two machines\n")[2].partition("\n#")[0]
+    text = PAGE.read_text().partition("## Two machines\n")[2].partition("\n#")[0]
     blocks = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     return [[line.partition("  #")[0].strip() for line in block.splitlines() if line.strip()] for block in blocks]
 
@@ -55,7 +55,7 @@ class Machine:
     folder: Path
     prefix: tuple[str, ...]
     addresses: dict[str, str]
-    """Addresses by their placeholder in the README."""
+    """Addresses by their placeholder in the page."""
     going: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def _started(self, line: str, log: Path) -> subprocess.Popen[str]:

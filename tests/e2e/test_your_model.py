@@ -1,4 +1,4 @@
-"""docs/your-model.md, command by command: a small Llama goes in, three nodes train it, and text of it comes out."""
+"""Pages about models, command by command: a small Llama goes in, three nodes train it, and text of it comes out."""
 
 import re
 import shlex
@@ -21,7 +21,14 @@ from tests.corpora import words
 from tests.e2e.conftest import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.e2e
-PAGE = Path(__file__).parents[2] / "docs" / "your-model.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = {
+    "sh": DOCS / "tutorials" / "export-and-use.md",
+    "sh chat": DOCS / "how-to" / "chat-and-adapters.md",
+    "sh lora": DOCS / "how-to" / "chat-and-adapters.md",
+    "sh nothing": DOCS / "tutorials" / "your-text.md",
+}
+"""Page of each kind of block."""
 VERBS = ["data", "init", "testnet", "export", "generate"]
 SMALLER = {
     r"^count = .*$": "count = 3",
@@ -60,7 +67,7 @@ def make_hub(folder: Path) -> None:
 
 def run_page(tmp_path: Path, kind: str, run_file: str, smaller: Mapping[str, str] = SMALLER) -> dict[str, str]:
     """Run the commands of the page's blocks of this kind; return their output by verb."""
-    blocks = re.findall(rf"^```{kind}\n(.*?)```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    blocks = re.findall(rf"^```{kind}\n(.*?)```", PAGES[kind].read_text(), re.DOTALL | re.MULTILINE)
     commands = re.findall(r"^dilocox .*$", "\n".join(blocks), re.MULTILINE)
     beside = ("--adapter", "--every", "train-tokenizer", "check")
     assert [command.split()[1] for command in commands if not any(each in command for each in beside)] == VERBS

@@ -70,7 +70,7 @@ def fresh(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         make_key(key)
     if "bucket" in request.param:
         if REAL_BUCKET not in os.environ:
-            pytest.skip(f"no real bucket: name one in {REAL_BUCKET}, and who asks in AWS_…, as docs/archive.md says")
+            pytest.skip(f"no real bucket: name one in {REAL_BUCKET}, and who asks in AWS_…, as docs/how-to/archive.md says")
         url = f"s3://{os.environ[REAL_BUCKET]}/{os.urandom(8).hex()}"
         yield lambda: create_archive(url, RUN, key)
         storage = open_storage(url)

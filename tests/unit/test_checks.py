@@ -120,7 +120,7 @@ TOY = Toy()
 @pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch) -> Toy:
     """Return a check that every run has."""
-    module = ModuleType("dilocox.protocol.consensus.checks.toy")
+    module = ModuleType("dilocox.protocol.checks.toy")
     module.CHECK = TOY  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setitem(checks.WANTED, TOY.name, lambda manifest: True)

@@ -73,7 +73,7 @@ def test_every_reason_and_code_has_its_sentence():
     for means, do in [*((said.means, said.do) for said in REASONS.values()), *((f.means, f.do) for f in FAULTS.values())]:
         assert means
         assert do
-    told = (ROOT / "docs" / "attestation.md").read_text()
+    told = (ROOT / "docs" / "reference" / "codes.md").read_text()
     assert [code.value for code in Code if code is not Code.OK and f"`{code.value}`" not in told] == []
 
 

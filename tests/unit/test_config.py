@@ -161,5 +161,5 @@ def test_a_verb_loads_no_other(tmp_path: Path):
     done = subprocess.run([sys.executable, "-P", "-c", script], text=True, capture_output=True, check=True)
     loaded = set(done.stdout.split())
     assert "dilocox.cli.look.status" in loaded
-    assert not loaded & {f"dilocox.cli.{place.partition('.')[0]}" for place in VERBS.values()} - {"dilocox.cli.look.status"}
+    assert not loaded & {f"dilocox.cli.{place.rpartition('.')[0]}" for place in VERBS.values()} - {"dilocox.cli.look.status"}
     assert "dilocox.node.daemon" not in loaded

@@ -595,7 +595,7 @@ def test_the_commands_of_the_documentation_make_a_run_of_ones_own_text(tmp_path:
     for number in range(9):
         (tmp_path / "TEXTS" / f"{number}.txt").write_text("\n".join(words(1500, 30, number)))
     (tmp_path / "TEXTS" / "picture.png").write_bytes(bytes(9))
-    page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "data.md").read_text()
     commands = [
         line.split("#")[0].split()[1:] for line in page.splitlines() if line.startswith(("dilocox data", "dilocox init"))
     ]

@@ -181,7 +181,7 @@ def test_a_handler_reads_only_what_openapi_says_of_it():
         for path in (ROOT / folder).glob("*.py")
         if reads.search(path.read_text())
     }
-    assert found <= {"asking.py"}
+    assert found <= {"query_params.py"}
 
 
 async def test_what_makes_no_sense_beside_a_path_is_a_problem(served):

@@ -36,6 +36,7 @@ async def pool(light: None, tmp_path: Path) -> AsyncIterator[WorkerPool]:
 
     pool = WorkerPool(tmp_path, environment)
     await pool.open()
+    await until(servers)  # until then the child has the name of this process
     yield pool
     await pool.close()
 

@@ -1,5 +1,5 @@
 """Options that the verbs of the market share: its address, and the time for a search. Runs that look for machines, and
-machines for hire, are no part of any run: docs/around.md."""
+machines for hire, are no part of any run: README.md."""
 
 import asyncio
 import logging

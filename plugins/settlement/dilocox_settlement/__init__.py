@@ -1,4 +1,4 @@
-"""Pays for a run's work on an EVM chain (docs/around.md)."""
+"""Pays for a run's work on an EVM chain (README.md)."""
 
 import sys
 from contextlib import suppress

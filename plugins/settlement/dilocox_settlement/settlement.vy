@@ -2,7 +2,7 @@
 # pragma evm-version cancun
 """
 @title Settlement of one dilocox run
-@notice Pays accounts what their work came to, by the run's chain of commits (docs/around.md says who is trusted for what).
+@notice Pays accounts what their work came to, by the run's chain of commits (README.md says who is trusted for what).
 
 Merit is cumulative: a claim pays what an account's merit is worth, less what it was paid before. Invariants:
   paid_total <= worth(total of the accepted root), and paid_total <= funded - refunded

@@ -1,0 +1,60 @@
+"""The project's language (docs/glossary.md), as a ratchet: the number of sentences that break a rule only falls."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.language import RULES, Sentence, broken, measure, pages, sentences, texts
+
+ROOT = Path(__file__).parents[2]
+
+MOST: dict[str, tuple[int, int, int, int]] = {}
+"""Most sentences that break each of RULES, by folder. Lower a number after an improvement; never raise one."""
+
+
+def files(folder: str) -> list[Path]:
+    """Return the sources and pages of a folder, or one page. Generated code is left out."""
+    path = ROOT / folder
+    if path.is_file():
+        return [path]
+    found = [*path.rglob("*.py"), *path.rglob("*.md")]
+    return sorted(each for each in found if "_pb2" not in each.name and not {"build", "pb"} & set(each.parts))
+
+
+@pytest.mark.parametrize("folder", MOST)
+def test_folder_breaks_no_more_rules_than_before(folder: str):
+    _, hits = measure(ROOT, files(folder))
+    found = tuple(hits[rule] for rule in RULES)
+    worse = [rule for rule, before, now in zip(RULES, MOST[folder], found, strict=True) if now > before]
+    examples = [each for path in files(folder) for each in texts(ROOT, path) if broken(each) & set(worse)]
+    assert not worse, "\n".join(f"{each.where}: {each.text}" for each in examples)
+    assert found == MOST[folder], f"better than before: write {found} into MOST[{folder!r}]"
+
+
+def test_every_folder_of_sources_and_pages_is_measured():
+    top = {path.relative_to(ROOT).parts[0] for name in ("*.py", "*.md") for path in ROOT.rglob(name)}
+    left_out = {name for name in top if name.startswith(".")} | {"build", "import_root", "typing", "mutants"}
+    assert top - left_out == set(MOST)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "rules"),
+    [
+        ("Who leads serves behind it.", "docstring", {"nominal"}),
+        ("Who is the leader?", "page", set()),
+        ("Of the run.", "docstring", {"fragment"}),
+        ("Of the run.", "comment", set()),
+        ("The coordinator is told of it.", "comment", {"private"}),
+        ("Return the head of the chain.", "docstring", set()),
+        ("a " * 36 + "word", "page", {"long", "private"}),
+    ],
+)
+def test_sentence_breaks_the_rules_that_it_should(text: str, kind: str, rules: set[str]):
+    [sentence] = sentences(text)
+    assert broken(Sentence("", sentence, kind, True)) == rules
+
+
+def test_page_without_its_code_tables_and_generated_blocks_is_measured(tmp_path: Path):
+    page = tmp_path / "page.md"
+    page.write_text("# Title\n\nOne [link](x.md).\n\n```\ncode\n```\n\n| a |\n\n<!-- b -->\nmade\n<!-- /b -->\n\nTwo `x`.\n")
+    assert [text.strip() for _, _, text in pages(page)] == ["One link.", "Two `x`."]
