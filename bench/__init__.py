@@ -1,1 +1,1 @@
-"""One script per claim. Each prints a table and writes JSON into bench/results/."""
+"""Benches, one script per claim. Each prints a table and writes JSON into bench/results/."""

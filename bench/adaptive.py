@@ -1,8 +1,9 @@
-"""Adaptive compression: how the effective-rank rule moves the rank, and whether it beats a fixed rank that sends as much.
+"""Adaptive compression: changes of the rank by the effective-rank rule, and its loss beside a fixed rank that sends as
+many bytes.
 
-The rule decides as in a commit (protocol/run/adaptive.py), from what the clusters measure. Beside it a fixed rank runs for as many
-steps and sends as many bytes, as nearly as whole ranks allow: the difference is the worth of the rule.
-`python -m bench.adaptive [--quick] [--check]`; --check exits with 1 where a rule that ADVISED names loses by more than the seeds
+The rule decides as in a commit (protocol/run/adaptive.py), from the clusters' measurements. Beside it a fixed rank runs for
+as many steps and sends as many bytes, as nearly as whole ranks allow. The difference is the worth of the rule. `python
+-m bench.adaptive [--quick] [--check]`; --check exits with 1 if a rule that ADVISED names loses by more than the seeds
 differ.
 """
 
@@ -75,7 +76,8 @@ def outcome(settings: Settings, steps: int, seeds: int) -> Outcome:
 
 
 def fixed_like(settings: Settings, bits: float, steps: int) -> Settings:
-    """The fixed rank or k that sends about so many bits for a parameter and inner step, at the H with which the rule began."""
+    """Return the fixed rank or k that sends about `bits` for a parameter and inner step, at the H with which the rule
+    began."""
     run = manifest(settings, steps, 0)
     name, most = ("rank", 96) if run.compression.codec == "lowrank-int4" else ("k", 2048)
     plain = {key: settings["compression"][key] for key in ("codec", "entropy_coding") if key in settings["compression"]}
@@ -124,7 +126,7 @@ def main() -> None:
 
 
 def cells(row: Mapping[str, Any]) -> list[str]:
-    """A row as it is printed and as the page has it."""
+    """Return a row as printed and as on the page."""
     return [
         row["rule"],
         f"{row['rule_loss']:.4f}",

@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def _measured(url: str, key: Path | None, store: BlobStore, blobs: list[bytes], into: Path) -> dict[str, float]:
-    """Seconds, there and back."""
+    """Return the seconds of writing and of reading back."""
     run, other = sha256(b"bench"), BlobStore(into)
     archive = create_archive(url, run, key)
     wrote = _seconds(lambda: [archive.put(store, blob) for blob in blobs])

@@ -97,7 +97,7 @@ def missed(found: list[dict[str, Any]]) -> list[str]:
 
 
 def main(quick: bool = False) -> list[str]:
-    """Prints and writes the figures; the bars that they miss. `quick`: a short chain."""
+    """Print and write the figures; return the missed bars. `quick`: a short chain."""
     rounds, clusters = (500 if quick else RESTART[0]), RESTART[1]
     found = asyncio.run(measure(rounds, clusters))
     print(f"{rounds:,} rounds of {clusters} clusters")

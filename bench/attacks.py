@@ -52,14 +52,14 @@ class Attack:
     describe: str
     make: Callable[[Seen], Tensor] = lambda seen: seen.own
     most_tokens: bool = False
-    """It announces the most that the rules allow."""
+    """True: it announces the most tokens that the rules allow."""
     flips_labels: bool = False
     after: float = 0.0
-    """It begins at this share of the run."""
+    """Share of the run at which it begins."""
     takes: str = ""
     """Copy of another cluster's payload: unchanged ("as it is"), or under its own name ("renamed")."""
     colludes: bool = False
-    """It refuses every honest contribution and accepts its friends'."""
+    """True: it rejects every honest contribution and accepts its friends'."""
 
 
 def _one_tensor(seen: Seen) -> Tensor:

@@ -67,7 +67,7 @@ def mutate(kind: Kind, draw: random.Random) -> Evidence:
 
 
 def attack(kind: Kind, count: int, seed: int) -> tuple[int, int]:
-    """(accepted, raised something else) of `count` mutations."""
+    """Attack with `count` mutations; return the number accepted, and of unexpected exceptions."""
     draw, accepted, escaped = random.Random(seed), 0, 0
     for _ in range(count):
         try:
@@ -81,7 +81,7 @@ def attack(kind: Kind, count: int, seed: int) -> tuple[int, int]:
 
 
 def missed(results: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Sentences, one for each bar."""
+    """Return the missed bars, as sentences."""
     return [
         *(f"{r['kind']}: {r['accepted']} mutations were accepted" for r in results if r["accepted"]),
         *(f"{r['kind']}: {r['untyped_errors']} mutations ended in another error" for r in results if r["untyped_errors"]),

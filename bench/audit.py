@@ -82,7 +82,7 @@ def elsewhere(given: Batches, data: Dataset) -> Batches:
 
 
 def narrow(given: Batches, data: Dataset) -> Batches:
-    """The first two samples of each batch, four times: a quarter of the work."""
+    """Return the first two samples of each batch, four times: a quarter of the work."""
     return [(inputs[:2].repeat(BATCH // 2, 1), targets[:2].repeat(BATCH // 2, 1)) for inputs, targets in given]
 
 

@@ -48,7 +48,7 @@ class AllReduce:
         self.points: list[Point] = []
 
     def train(self) -> Self:
-        """The run's total steps."""
+        """Train for the run's total steps."""
         batch, position = self.run.training.batch_size, 0
         for step in range(1, self.run.training.total_steps + 1):
             batches = [self.dataset.batch(range(start, start + batch)) for start in self._starts(position)]
@@ -68,7 +68,7 @@ class AllReduce:
         return range(position, position + batch * self.clusters, batch)
 
     def update(self, batches: Sequence[tuple[Tensor, Tensor]]) -> int:
-        """One step, with a batch of each cluster; bytes that one cluster sent."""
+        """Take one step, with a batch of each cluster; return the bytes that one cluster sent."""
         for cluster, (inputs, targets) in enumerate(batches):
             self.trainer.pipeline.step(inputs, targets, trained_tokens(targets))
             self.take(cluster)
@@ -85,7 +85,7 @@ class AllReduce:
         """Take a cluster's gradient from the parameters: here it stays there and the next one is added."""
 
     def exchange(self) -> int:
-        """The mean gradient into the parameters; bytes that one cluster sent."""
+        """Write the mean gradient to the parameters; return the bytes that one cluster sent."""
         for parameter in self.parameters:
             assert parameter.grad is not None
             parameter.grad.div_(self.clusters)
@@ -93,11 +93,11 @@ class AllReduce:
 
     @property
     def gradient_bytes(self) -> int:
-        """That a cluster sends of each step: none where it is alone."""
+        """Return the bytes that a cluster sends in each step: 0 for a single cluster."""
         return sum(4 * parameter.numel() for parameter in self.parameters) if self.clusters > 1 else 0
 
     def evaluate(self) -> float:
-        """Held-out loss."""
+        """Return the held-out loss."""
         return self.trainer.evaluate(*self.dataset.evaluation())
 
     def measure(self, step: int, position: int) -> Point:
@@ -122,7 +122,7 @@ class CocktailSGD(AllReduce):
         data: Path | None = None,
         site: Site | None = None,
     ) -> None:
-        """`share`: of the drawn values, how many are sent."""
+        """Store the run and its settings. `share`: the part of the drawn values that is sent."""
         super().__init__(run, clusters, evaluate_every, device, data, site)
         size = sum(parameter.numel() for parameter in self.parameters)
         self.share = share
@@ -188,7 +188,7 @@ WIDE_GAP = 255
 
 
 def encoded_message(positions: "np.ndarray[tuple[int], np.dtype[np.int64]]", values: BlockInt4) -> bytes:
-    """`values` at ascending `positions`: gaps in bytes, Int4 codes, both by zlib."""
+    """Encode `values` at ascending `positions`: gaps in bytes, Int4 codes, both by zlib."""
     gaps = np.diff(positions, prepend=-1) - 1
     wide = np.repeat(WIDE_GAP, int((gaps // WIDE_GAP).sum()))
     narrow = np.insert(gaps % WIDE_GAP, np.repeat(np.arange(len(gaps)), gaps // WIDE_GAP), wide).astype(np.uint8)
@@ -202,7 +202,7 @@ def encoded_message(positions: "np.ndarray[tuple[int], np.dtype[np.int64]]", val
 def decoded_message(
     raw: bytes,
 ) -> "tuple[np.ndarray[tuple[int], np.dtype[np.int64]], np.ndarray[tuple[int], np.dtype[np.float64]]]":
-    """(positions, values)"""
+    """Decode a message; return (positions, values)."""
     count, *lengths = _MESSAGE.unpack_from(raw)
     streams, offset = [], _MESSAGE.size
     for length in lengths:

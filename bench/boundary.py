@@ -44,7 +44,7 @@ MOST_STALL = 0.01
 """Share of a phase."""
 COPY_BYTES = 1 << 30
 STEPS = 2
-"""Measured, beside the one that follows the boundary; after one that is like no other."""
+"""Measured steps, beside the one after the end of a phase; after an untypical one."""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ __all__ = ["Line", "main", "missed"]
 CLUSTERS, STAGES = 2, 2
 BOXES = (1, 2)
 ROUNDS, QUICK_ROUNDS = 12, 3
-"""That are measured."""
+"""Measured rounds."""
 BEGUN = 2
 """Rounds after which all nodes have fetched the initial state."""
 SHARE = 0.6
@@ -79,7 +79,7 @@ snapshot_every = 100000
 
 @dataclass(frozen=True)
 class Line:
-    """Bytes per round of one box."""
+    """Bytes per round of one host."""
 
     boxes: int
     """Hosts of its cluster."""
@@ -160,7 +160,7 @@ def shares(line: Line, whole: Traffic) -> tuple[float, float]:
 
 
 def missed(lines: Sequence[Line], uncounted: int) -> list[str]:
-    """Sentences, one for each bar."""
+    """Return the missed bars, as sentences."""
     whole = alone(lines)
     sentences = [f"{uncounted} contributions were not counted: these are not whole rounds"] if uncounted else []
     for line in lines:

@@ -71,7 +71,7 @@ BLOB = b"what a peer serves" * 1000
 
 
 class Errors(logging.Handler):
-    """First lines of what the server should never have had to say."""
+    """First lines of the log entries that the server should never have written."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -177,7 +177,7 @@ class Method:
     inside: Callable[[Mutator, bytes], bytes] = lambda mutator, raw: raw
     """Spoils what is signed inside, and signs it again."""
     parts: bool = False
-    """Takes a stream."""
+    """True: it takes a stream."""
     reads: int = 0
     """Messages read from the response stream before the call is cancelled."""
 
@@ -364,7 +364,7 @@ class Client:
 
 @asynccontextmanager
 async def running(seed: int) -> AsyncIterator[tuple[Client, Callable[[], tuple[dict[str, int], int]]]]:
-    """A client, and a question: what the server found wrong since the last time, and its resident bytes."""
+    """Yield a client, and a function that returns the server's faults since its last call, and its resident bytes."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     with tempfile.TemporaryDirectory() as folder:
@@ -393,7 +393,7 @@ async def running(seed: int) -> AsyncIterator[tuple[Client, Callable[[], tuple[d
 async def call_all(
     calls: int, seed: int, done: Mapping[str, dict[str, Any]], keep: Callable[[str, dict[str, Any]], None]
 ) -> list[dict[str, Any]]:
-    """Make the calls that are not `done`; a line for each method."""
+    """Make the calls that are not `done`; return a line for each method."""
     size = max(1, calls // CHUNKS)
     places = {f"{number * size}+{size}": number * size for number in range(CHUNKS)}
     missing = [place for place in places if place not in done or done[place]["findings"]]
@@ -414,7 +414,7 @@ async def call_all(
 
 
 def merged(outcomes: Sequence[dict[str, Any]]) -> dict[str, list[int]]:
-    """Findings of several chunks: each with the number of its first input."""
+    """Return the findings of several chunks, each with the number of its first input."""
     found: dict[str, list[int]] = {}
     for outcome in outcomes:
         for what, (first, count) in outcome["findings"].items():

@@ -112,7 +112,7 @@ KINDS.append(Kind(WIDTHS[-1], CLUSTERS[0], "rebase"))
 
 @dataclass(frozen=True)
 class Cell:
-    """A swarm's rounds on one line."""
+    """Rounds of a swarm on one link."""
 
     clusters: int
     overlap: Overlap
@@ -175,7 +175,7 @@ def compare(kinds: Sequence[Kind], lines: Sequence[float], rounds: int) -> list[
 
 
 def missed(cells: Sequence[Cell]) -> list[str]:
-    """Sentences, one for each bar."""
+    """Return the missed bars, as sentences."""
     return [
         f"{cell.clusters} clusters, {cell.parameters:,} parameters, {(cell.bits_per_second or 0) / 1e6:g} Mbit/s, {cell.overlap}:"
         f" the clock says {cell.clock:.2f} s, a round takes {cell.seconds:.2f} s: {cell.off:+.0%}, at most {OFF:.0%} either way"

@@ -60,7 +60,7 @@ TOPK = {"codec": "topk-int2", "k": 230, "entropy_coding": True}
 TINY, LAYER_1B = model(128, 352, 4, 4, layers=4, stages=2), model(2048, 5504, 16, 16, layers=1, stages=3)
 LAYER_107B = model(8192, 49152, 64, 8, layers=1, stages=3)
 PAYLOADS = 3
-"""That are decoded and applied together."""
+"""Payloads that are decoded and applied together."""
 PRESET, OF_1B = load_preset("tiny"), load_preset("llama-1b")
 DENSE = PRESET.compression.model_dump()
 OF_1B_LAYER = Shape(
@@ -112,7 +112,7 @@ def manifest(shape: Shape) -> Manifest:
 
 
 def seconds(action: Callable[[], Any], device: torch.device, repeats: int) -> float:
-    """Median wall time of `action`, after one warm-up where it is repeated."""
+    """Return the median wall time of `action`, after one warm-up if it is repeated."""
     times = []
     for _ in range(repeats + (repeats > 1)):
         start = time.perf_counter()
@@ -124,7 +124,8 @@ def seconds(action: Callable[[], Any], device: torch.device, repeats: int) -> fl
 
 
 def step_seconds(shape: Shape, specs: Sequence[TensorSpec], device: torch.device) -> float:
-    """One inner step at the manifest's tokens: forward and backward, scaled where fewer tokens were measured, and the optimizer."""
+    """Return the seconds of one inner step at the manifest's tokens: forward and backward, scaled if fewer tokens were
+    measured, and the optimizer."""
     module, inputs = single(specs[0], shape, device) if shape.only else whole(shape, device)
     if isinstance(module, Stage):
         step = InnerOptimizer(manifest(shape), [module]).step

@@ -101,8 +101,8 @@ class Committee:
         read: Callable[[bytes], memoryview],
         say: Callable[[str, Votes], Votes],
     ) -> dict[str, score_rules.Opinion]:
-        """Contributions that too many find harmful. `trainers`: of the voters, on whose Θ the round builds.
-        `say`: what a voter of this name says, having measured this."""
+        """Return the contributions that too many voters find harmful. `trainers`: of the voters, with the Θ that the round
+        builds on. `say`: the vote of a voter by name, from its measured vote."""
         listed, ballot = by_standing(self.run, head.standings, sorted(works)), self.ballot(head.round)
         harm: dict[str, list[str]] = {}
         for voter, trainer in trainers.items():

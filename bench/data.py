@@ -26,7 +26,7 @@ QUICK_BYTES = 2 << 20
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Processor time of a call, all threads."""
+    """Return the processor time of a call, all threads."""
     before = time.process_time()
     work()
     return time.process_time() - before

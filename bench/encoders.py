@@ -32,7 +32,7 @@ class SparseLoCoState(StageState):
     """A stage of SparseLoCo, whose values compete within each group of GROUP; its run's codec is topk-int2."""
 
     def pack(self, sent: Tensor, rank_or_k: int) -> list[wire.Tensor]:
-        """Return the payload's tensors. Raise Diverged where a value is not finite."""
+        """Return the payload's tensors. Raise Diverged if a value is not finite."""
         if not bool(sent.isfinite().all()):
             raise Diverged("a pseudo-gradient is not finite")
         layout = self.layout(rank_or_k)

@@ -42,7 +42,7 @@ class Row:
     seconds: Sequence[float]
     """Seconds of each exchange, after a first one."""
     bytes: float
-    """That a peer's line carried in one, both directions, headers included; 0: not measured."""
+    """Bytes on a peer's link in one exchange, both directions, headers included; 0: not measured."""
     encode_seconds: float = 0.0
     """Seconds of our exchange until the slowest peer had encoded and stored."""
 
@@ -53,7 +53,7 @@ class Row:
 
 @contextmanager
 def peers(kind: str, network: Namespaces | None, layers: int) -> Iterator[list[Peer]]:
-    """Processes that know each other."""
+    """Run processes that know each other."""
     with tempfile.TemporaryDirectory(prefix="dx-") as name, ExitStack() as closing:
         found = started(closing, "bench.exchangers", PEERS, network, Path(name), kind, str(layers))
         records = {said["peer"]: said.get("record", "") for said in [peer.said() for peer in found]}
@@ -63,7 +63,7 @@ def peers(kind: str, network: Namespaces | None, layers: int) -> Iterator[list[P
 
 
 def exchanged(kind: str, found: Sequence[Peer], round: int) -> tuple[float, float]:
-    """Seconds of an exchange, and of ours those of encoding."""
+    """Return the seconds of an exchange, and for ours those of encoding."""
     for peer in found:
         peer.tell(begin=round)
     for peer in found:
@@ -97,7 +97,7 @@ def measure(kind: str, line: float | None, layers: int, rounds: int) -> Row:
 
 
 def missed(rows: Sequence[Row]) -> list[str]:
-    """Sentences, one for each bar."""
+    """Return the missed bars, as sentences."""
     sentences = []
     for line in dict.fromkeys(row.bits_per_second for row in rows):
         of = {row.kind: row.median for row in rows if row.bits_per_second == line}

@@ -60,7 +60,7 @@ DEVIATION = 1e-3
 
 
 def run_of(layers: int) -> Manifest:
-    """26.0M parameters in one stage, with the codec of `llama-125m`, and of all smaller presets."""
+    """Return a run with 26.0M parameters in one stage, and the codec of `llama-125m` and all smaller presets."""
     preset = load_preset("llama-125m")
     model = model_section({**WIDTHS, "num_hidden_layers": layers}, preset.model.model_dump())
     return Manifest.model_validate({**preset.model_dump(), "model": model})
@@ -71,7 +71,7 @@ def say(**facts: Any) -> None:
 
 
 async def told() -> dict[str, Any]:
-    """The next thing to do; nothing more: the process ends."""
+    """Return the next command; at the end of input the process ends."""
     line = await asyncio.to_thread(sys.stdin.readline)
     if not line:
         sys.exit(0)
@@ -83,7 +83,7 @@ def gradient(size: int, rank: int, round: int) -> torch.Tensor:
 
 
 class Everybody:
-    """Knows how to dial every peer of the bench."""
+    """Finder that knows the address of every peer of the bench."""
 
     def __init__(self, records: dict[str, str]) -> None:
         self._records = {peer: pb.PeerRecord.FromString(base64.b64decode(record)) for peer, record in records.items()}
@@ -105,7 +105,7 @@ class Ours:
         self._state = StageState(run, 0)
 
     def encode(self, rank: int, round: int) -> str:
-        """A signed contribution, whose payload and leaves lie in the store."""
+        """Return a signed contribution, whose payload and index are in the store."""
         owner = owner_of(self._run.run_id, self._identity.peer, round, 0)
         stage = self._state.encode(owner=owner)
         self._store.put([stage.raw])
@@ -118,7 +118,7 @@ class Ours:
         return base64.b64encode(sealed.envelope.SerializeToString()).decode()
 
     async def take(self, contributions: list[str]) -> None:
-        """Judge all of them, and apply what they announce."""
+        """Judge all of them, and apply their payloads."""
         sealed = [base64.b64decode(each) for each in contributions]
         opened = [open_envelope(raw, self._run.run_id, (pb.KIND_CONTRIBUTION,)) for raw in sealed]
         keep = self._run.compression.keep

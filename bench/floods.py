@@ -38,11 +38,11 @@ UNFINISHED_BYTES = 160 << 20
 UNFINISHED_LEFT_BYTES = 100 << 20
 """Bytes left of these after `BACK_SECONDS`: fragments of the heap, which the next flood reuses."""
 MOST_LEFT_BYTES = 20 << 20
-"""Above what a daemon held before a flood, so many seconds after it."""
+"""Bytes above the daemon's memory before a flood, this many seconds after it."""
 BACK_SECONDS = 10.0
 CALLS_PER_SECOND = 3000
 CONNECTIONS = 60
-"""That send headers without an end at once, …"""
+"""Connections that send headers without an end at once."""
 CONNECTION_BYTES = 40 << 20
 """Bytes on each of them."""
 STREAMS = 100
@@ -123,7 +123,7 @@ def _send_calls(flood: Flood, address: str, ends: float) -> int:
 
 
 def _send(connection: socket.socket, data: bytes, ends: float) -> bool:
-    """Send all; return whether time was left. Raises OSError where the connection was shut."""
+    """Send all; return whether time was left. Raises OSError if the connection was shut."""
     while data:
         if time.monotonic() >= ends:
             return False

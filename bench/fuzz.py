@@ -42,7 +42,7 @@ CHUNKS = 20
 """Chunks of each target: an interruption costs one of them."""
 MOST_GROWTH_BYTES = 50 << 20
 HANG_SECONDS = 60.0
-"""One input that takes longer hangs: the slowest honest one takes milliseconds."""
+"""Seconds after which an input counts as hanging: the slowest honest one takes milliseconds."""
 POLL_SECONDS = 0.5
 SHOWN = 3
 """Findings of each target that are printed in full."""
@@ -70,7 +70,7 @@ class Outcome:
 
 
 def plan(rows: Sequence[Target], inputs: int) -> list[Chunk]:
-    """So many inputs over all targets, each by its weight, in chunks that another start finds again."""
+    """Return `inputs` over all targets, each by its weight, in chunks that a later start finds again."""
     total, chunks = sum(row.weight for row in rows), []
     for row in rows:
         size = max(1, round(inputs * row.weight / total / CHUNKS))
@@ -79,7 +79,7 @@ def plan(rows: Sequence[Target], inputs: int) -> list[Chunk]:
 
 
 def spoilt(mutator: Mutator, target: Target, seed: int, number: int) -> bytes:
-    """Input `number` of a target: always the same for a seed."""
+    """Return input `number` of a target: always the same for a seed."""
     mutator.random.seed(int.from_bytes(sha256(target.name.encode())[:8], "big") << 128 | seed << 64 | number)
     return mutator.spoil(mutator.random.choice(target.corpus), target.corpus, target.message)
 
@@ -165,7 +165,7 @@ class Worker:
         return self.process.exitcode
 
     def fallen(self, why: str) -> tuple[Chunk, Outcome]:
-        """The chunk at which it died or hangs; another child takes the rest."""
+        """Return the chunk at which the child died or hangs; another child takes the rest."""
         number = self.at.value
         self.end()
         return self.waiting.pop(0), Outcome(findings={why: [number, 1]})
@@ -199,7 +199,7 @@ def place(chunk: Chunk) -> str:
 
 
 def parse(rows: Sequence[Target], inputs: int, seed: int, jobs: int, folder: Path) -> list[dict[str, Any]]:
-    """Give the parsers what they have not been given yet; a line for each target."""
+    """Give the parsers their remaining inputs; return a line for each target."""
     progress, chunks = Progress(folder / f"parsers-{seed}.json"), plan(rows, inputs)
     missing = [chunk for chunk in chunks if not progress.sound(place(chunk))]
     names = sorted({chunk.target for chunk in missing}, key=[row.name for row in rows].index)
@@ -264,7 +264,7 @@ def print_lines(what: str, lines: Sequence[dict[str, Any]]) -> None:
 
 
 def replay(text: str, seed: int) -> None:
-    """One input again. Raises what it raises."""
+    """Run one input again, and raise its exception."""
     name, _, number = text.rpartition(":")
     with tempfile.TemporaryDirectory() as folder:
         target = next(row for row in targets(Path(folder)) if row.name == name)
@@ -274,7 +274,7 @@ def replay(text: str, seed: int) -> None:
 
 
 def fuzz(parsed: int, called: int, seed: int, jobs: int, folder: Path) -> list[str]:
-    """Prints and writes the figures; the bars that they miss."""
+    """Print and write the figures; return the missed bars."""
     with tempfile.TemporaryDirectory() as scratch:
         rows = targets(Path(scratch))
     lines = parse(rows, parsed, seed, jobs, folder)

@@ -86,7 +86,7 @@ class Most:
 
 
 def train(run: Manifest, folder: Path) -> tuple[int, int]:
-    """The most held in training, and at a boundary."""
+    """Train; return the largest memory in training, and at the end of a phase."""
     trainer, store = Trainer(run, Mesh(dist.get_rank(), BOXES)), BlobStore(folder / "blobs")
     trainer.load_initial()
     shape = run.training.batch_size, run.model.sequence_length
@@ -122,7 +122,7 @@ def work(rank: int, size: str, codec: str, folder: Path) -> dict[str, int]:
 
 
 def moments(run: Manifest) -> list[int]:
-    """Bytes of each box's: their copy is held at a boundary alone."""
+    """Return the bytes of each host's moments: their copy exists only at the end of a phase."""
     return [stage_bytes(run, [stage], half=False).moments for stage in range(BOXES)]
 
 
@@ -141,7 +141,7 @@ def measure(size: str, codec: str) -> list[dict[str, Any]]:
 
 
 def missed(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Sentences, one for each bar."""
+    """Return the missed bars, as sentences."""
     return [
         f"{row['size']}, {row['codec']}, box {row['box']} holds {row[when] / row[planned]:.2f} of what is planned in {when}, "
         f"not {1 - OFF:.1f} to {1 + OFF:.1f}"

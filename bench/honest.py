@@ -42,14 +42,15 @@ def state_root(trained: int) -> bytes:
 
 
 class HonestPeer:
-    """`async with HonestPeer(link, folder, step_seconds, records)`: claims, contributes, fetches, votes, until it is left."""
+    """Honest peer that claims, contributes, fetches and votes, until it is left: `async with HonestPeer(link, folder,
+    step_seconds, records)`."""
 
     def __init__(self, link: JoinLink, folder: Path, step_seconds: float, records: dict[str, pb.PeerRecord]) -> None:
-        """`records`: of all peers, which each adds itself to."""
+        """Store the settings. `records`: of all peers; each peer adds its own."""
         self._link, self._folder, self._step_seconds, self._records = link, folder, step_seconds, records
         self.identity = Identity(os.urandom(32))
         self.closed_at: list[float] = []
-        """When each commit came, monotonic."""
+        """Time of each commit, monotonic."""
         self._sequences, self._speak = itertools.count(1), asyncio.Event()
 
     async def __aenter__(self) -> "HonestPeer":
@@ -127,7 +128,7 @@ class HonestPeer:
         )
 
     async def _judge(self, contribution: Statement[pb.Contribution]) -> None:
-        """Accepted when its bytes are here, however often its server has to be asked."""
+        """Accept a contribution when its bytes are here, with as many requests to its server as needed."""
         round = self.state.head.round
         while self.state.head.round == round:
             try:

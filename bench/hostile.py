@@ -210,7 +210,8 @@ class Attack:
             await asyncio.sleep(AGAIN_SECONDS * self.random.uniform(0.5, 1.5))
 
     async def start(self, connections: int) -> list[asyncio.Task[None]]:
-        """A fifth each: idle, half a handshake, slow, streams with a credential and without, talk; a third of them at the peer."""
+        """Start a fifth of each kind: idle, half a handshake, slow, streams with a credential and without, calls. A third
+        of them attack the peer."""
         for server in {server.address: server for server in self.servers}.values():
             self.relay(server)
         pause = connections / 5 / TALK_PER_SECOND
@@ -266,5 +267,5 @@ def attack(run_id: bytes, servers: list[bytes], blob: bytes, connections: int, s
     """Attack in a child process, which reports when all connections are open. At the next message it reports their
     outcomes; then it waits for its kill."""
     allow_open_files(16 * connections)
-    os.nice(5)  # the machine is small: what is measured is the servers, not who attacks them
+    os.nice(5)  # the machine is small: the bench measures the servers, not the attacker
     asyncio.run(_attack(run_id, servers, blob, connections, seed, pipe))

@@ -93,7 +93,7 @@ class Sent:
 
     @property
     def payloads(self) -> list[bytes]:
-        """Digests, by stage."""
+        """Return the digests, by stage."""
         return [leaf.digest for leaf in self.leaves]
 
 
@@ -140,7 +140,7 @@ class Lab:
     run: Manifest
     clusters: int
     arrive_at: int | Arrival = 0
-    """Inner step of the next phase at which a commit arrives; means nothing where a cluster waits for it."""
+    """Inner step of the next phase at which a commit arrives; ignored if a cluster waits for it."""
     site: Site | None = None
     """Site whose clock decides when a commit arrives instead."""
     speeds: Sequence[float] = ()
@@ -202,11 +202,11 @@ class Lab:
         return trainer
 
     def step(self, trainer: Trainer, inputs: Tensor, targets: Tensor) -> None:
-        """An inner step, at the latest when `finish_steps` is called."""
+        """Take an inner step, at the latest when `finish_steps` is called."""
         trainer.step(inputs, targets)
 
     def finish_steps(self) -> None:
-        """Before anybody reads or writes live parameters."""
+        """Finish the steps, before other code reads or writes live parameters."""
 
     def batch(self, index: int, positions: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return the batch of a cluster: (inputs, targets)."""
@@ -218,7 +218,7 @@ class Lab:
 
     @property
     def losses(self) -> list[float]:
-        """Held-out loss of the committed model after each evaluated commit."""
+        """Return the held-out loss of the committed model after each evaluated commit."""
         return [point.loss for point in self.points]
 
     @property
@@ -227,7 +227,7 @@ class Lab:
         return max((int(sent.contribution.size) for sent in self.counted.values()), default=0)
 
     def rounds(self) -> Self:
-        """The rounds that are left of the run."""
+        """Run the remaining rounds of the run."""
         while self.head.round <= self.run.rounds.count:
             self.round()
         self.settle()
@@ -236,11 +236,12 @@ class Lab:
         return self
 
     def settle(self) -> None:
-        """The last commit, after the last phase: every cluster moves onto it."""
+        """Apply the last commit, after the last phase: every cluster rebases onto it."""
         self._take_turns(lambda member: member.state.head is not self.head)
 
     def round(self) -> None:
-        """Every cluster's phase, and the commit that counts what voters accept; it is applied in the next round's phases."""
+        """Run every cluster's phase, and the commit that counts the accepted contributions; it is applied in the next
+        round's phases."""
         number = self.head.round
         self._take_turns(lambda member: member.state.round == number)
         self.counted = self._counted()
@@ -317,7 +318,7 @@ class Lab:
         return digest
 
     def _take_turns(self, unfinished: Callable[[Member], bool]) -> None:
-        """One turn of each cluster after the other, until none is unfinished."""
+        """Run one turn of each cluster after the other, until none is unfinished."""
         while waiting := [index for index, member in enumerate(self.members) if unfinished(member)]:
             before = self._applied()
             trained = [self._train_on(index) for index in waiting]
@@ -327,11 +328,11 @@ class Lab:
                 self.measure()
 
     def _applied(self) -> int:
-        """Commits that every cluster has applied."""
+        """Return the commits that every cluster has applied."""
         return min(member.state.head.round for member in self.members)
 
     def _train_on(self, index: int) -> bool:
-        """A step of a cluster, where it does not move onto a commit before it; whether it took one."""
+        """Take a step of a cluster, unless it rebases onto a commit first; return whether it took one."""
         trains = not self._arrives(index, self.members[index].state.steps)
         if trains:
             self._train(index)
@@ -358,7 +359,7 @@ class Lab:
                     self._encode(member, action)
 
     def _arrives(self, index: int, steps: int) -> bool:
-        """Whether the last commit reaches a cluster now, after so many steps of its phase."""
+        """Return whether the last commit reaches a cluster now, after `steps` of its phase."""
         member = self.members[index]
         if member.prepared is not None or member.state.head.round == self.head.round:
             return False
@@ -438,7 +439,7 @@ class Lab:
         )
 
     def evaluate(self) -> float:
-        """Held-out loss of the committed model."""
+        """Return the held-out loss of the committed model."""
         return self.trainers[0].evaluate_committed(self.dataset)
 
     def measure(self) -> None:

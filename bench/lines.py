@@ -62,7 +62,7 @@ class Swarm:
                 self.testnet.network.slow(node.name, WAN, bits_per_second)
 
     def closed(self) -> int:
-        """Rounds."""
+        """Return the number of closed rounds."""
         return len(self.rows())
 
     def measure(self, rounds: int) -> list[dict[str, Any]]:
@@ -88,7 +88,7 @@ class Swarm:
 def swarm(
     folder: Path, run: str, nodes: int, step_seconds: float, bits_per_second: float | None, text: Text
 ) -> Iterator[Swarm]:
-    """Nodes of one worker of one thread, whose steps take at least so long; `run`: a run file with {owner}."""
+    """Run nodes of one worker of one thread, whose steps take at least `step_seconds`; `run`: a run file with {owner}."""
     options = ["--devices", "1", "--threads", "1", "--no-dht", "--step-seconds", str(step_seconds)]
     options += ["--data", f"{text.name}={text.folder}"]
     spaces = not lacking()

@@ -37,10 +37,10 @@ FOLDER = Path(__file__).parents[1] / "docs" / "results"
 TUNED, TUNED_OTHER = "reproduce-settings", "reproduce-settings-other"
 """Files of settings: of the page's scale, and of the last other one."""
 OURS_STEPS = 156
-"""H of ours, four rounds in the run: no more bytes for a step than DiLoCoX sends, and less often what each round costs whatever its
-bytes. Chosen by some ten runs of the arithmetic (the table's seed and losses) before rows were tuned alike."""
+"""H of ours, four rounds in the run. It sends no more bytes for a step than DiLoCoX, and pays the fixed cost of a round
+less often. Some ten runs of the arithmetic (the table's seed and losses) chose it before rows were tuned alike."""
 SHORT = load_preset("tiny")
-"""The preset whose runs are as short: what it takes is ours."""
+"""Preset with equally short runs: ours takes its settings."""
 OURS_INNER: Settings = {"training": SHORT.training.model_dump(include={"optimizer", "muon_momentum"})}
 OURS: Settings = {
     **OURS_INNER,
@@ -69,15 +69,15 @@ class Method:
     note: str
     settings: Settings = field(default_factory=dict)
     like: str = ""
-    """The row whose settings it takes; empty: it is tuned itself."""
+    """Row whose settings it takes; empty: it is tuned itself."""
     timed_like: str = ""
-    """The row whose steps last as long; empty: it is timed itself."""
+    """Row whose steps last as long; empty: it is timed itself."""
     reference: str = "AllReduce"
     """The row with the same inner optimizer that exchanges all in every step."""
     inner_steps: int = PAPER_STEPS
     """H."""
     published: bool = True
-    """Else it trains on while its commit is late."""
+    """False: it trains on while its commit is late."""
 
     @property
     def tuned_as(self) -> str:
@@ -175,7 +175,7 @@ class Scale:
         return ring(site).line_seconds / (self.step_seconds * ring(PAPER).line_seconds / PAPER.step.seconds)
 
     def manifest(self, method: Method, settings: Settings | None = None) -> Manifest:
-        """`settings`: instead of those that are chosen."""
+        """Return the manifest. `settings`: in place of the chosen ones."""
         merged = ARMS.get(method.arm, TOY).manifest(won(method.arm), self.steps, 0, self.text).model_dump(exclude_none=True)
         if self.preset:
             merged["model"] = {**self.model.model.model_dump(exclude_none=True), "stages": 1}
@@ -231,7 +231,7 @@ def chosen(scale: Scale, method: Method) -> Settings:
 
 
 def toml(run: Manifest) -> str:
-    """A run file, whose owner is to be filled in."""
+    """Return a run file with an empty owner."""
     lines = []
     for name, section in run.model_dump(mode="json", exclude_none=True).items():
         if isinstance(section, dict):

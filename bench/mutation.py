@@ -92,7 +92,7 @@ class Mutator:
                 data[at:end] = random.randbytes(random.choice((0, 1, 4, 16)))
 
     def wire_field(self) -> bytes:
-        """A field of protobuf's wire format, most likely one that its message does not know."""
+        """Return a field of protobuf's wire format, most likely unknown to its message."""
         number, kind = self.random.choice((1, 2, 3, 9, 15, 16, 99, 1 << 20)), self.random.randrange(8)
         value = {0: varint(self.random.choice(EDGES)), 1: bytes(8), 2: varint(3) + b"abc", 5: bytes(4)}.get(kind, b"")
         return varint(number << 3 | kind) + value
@@ -113,7 +113,7 @@ class Mutator:
         return again + self.wire_field() if self.random.random() < 0.03 else again
 
     def change(self, message: Message) -> None:
-        """One field somewhere inside."""
+        """Change one field somewhere inside."""
         field: Any = self.random.choice(message.DESCRIPTOR.fields)
         if field.is_repeated:
             self._change_list(message, field)

@@ -83,7 +83,7 @@ class Alone:
         return float(self._process.stdout.readline())
 
     def window(self, steps: int) -> float:
-        """Seconds per step over `steps` steps."""
+        """Return the seconds per step over `steps` steps."""
         os.kill(self._process.pid, signal.SIGCONT)
         self._line()  # began before the stop
         start = self._line()
@@ -156,7 +156,7 @@ class Pair:
         return pids
 
     def stop(self) -> None:
-        """Only after a commit was applied: nothing is in flight then."""
+        """Stop the swarm, only after an applied commit: then no exchange is in progress."""
         for pid in self._everybody():
             os.kill(pid, signal.SIGSTOP)
 
@@ -197,7 +197,7 @@ class Pair:
 
 
 def run_file(folder: Path, phase: float = 1e5) -> Path:
-    """`phase`: seconds of a time-boxed round."""
+    """Write a run file. `phase`: seconds of a time-boxed round."""
     path = folder / "run.toml"
     owner = load_identity(path.with_suffix(".key"))
     text = render_preset("tiny", "overlap", owner.key.hex(), digest=bytes.fromhex(stdlib().digest))

@@ -12,7 +12,7 @@ def markdown(columns: list[str], rows: list[list[str]]) -> str:
 
 
 def render(page: str, blocks: Mapping[str, Callable[[], str]]) -> str:
-    """The page with every block as the source has it."""
+    """Return the page with every block as in the source."""
     for name, block in blocks.items():
         before, opening, rest = page.partition(f"<!-- {name} -->\n")
         _, closing, after = rest.partition(f"\n<!-- /{name} -->")

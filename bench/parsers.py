@@ -1,7 +1,8 @@
-"""Everything that reads bytes or text from outside, a row each: what it is given, what it may raise, what it must not accept.
+"""Parsers of bytes or text from outside, a row each: its inputs, its allowed exceptions, and the inputs that it must
+reject.
 
-A call returns where it accepts its input. It raises one of its errors where it refuses; anything else, an AssertionError too, is a
-bug: a call asserts that what it accepted may be accepted.
+A call returns if it accepts its input, and raises one of its errors if it rejects it. Any other exception, an
+AssertionError too, is a bug: a call asserts that its accepted input is valid.
 """
 
 import functools
@@ -60,8 +61,8 @@ KINDS = tuple(kind for kind in pb.Kind.values() if kind not in (pb.KIND_UNSPECIF
 FREE = frozenset(("closed_at_ms", "open_ms", "collect_ms", "vote_ms", "collect_history", "vote_history", "refusals"))
 """Fields that a coordinator may freely choose in a commit: its clocks, its memory of them, and the refusals that it saw."""
 MICROSECONDS, SIGNED, SLOW, DISK = 60.0, 12.0, 4.0, 0.4
-"""Weights: of the inputs so many go to a parser whose call takes microseconds, verifies a signature, takes most of a millisecond,
-writes files."""
+"""Weights: shares of the inputs for a parser whose call takes microseconds, verifies a signature, takes most of a
+millisecond, writes files."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ def evidence() -> Evidence:
 
 
 def targets(folder: Path) -> list[Target]:
-    """Every row, in an order that stays. `folder`: for those that read files; of this process alone."""
+    """Return every row, in a fixed order. `folder`: for rows that read files; of this process alone."""
     table, said = statements()
     return [*_statements(said), *_chain(table), *_machine(table, said), *_payloads(), *_names(), *_hardware(), *_files(folder)]
 

@@ -173,7 +173,7 @@ def measure(microbatches: int, steps: int) -> list[dict[str, Any]]:
 
 
 def missed(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Sentences, one for each bar."""
+    """Return the missed bars, as sentences."""
     disturbed = [
         f"others had {row['others']:.0%} of the machine in the steps of {row['microbatches']} microbatches, at most {OTHERS:.0%}"
         for row in rows

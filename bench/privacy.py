@@ -191,7 +191,7 @@ def noise_for(epsilon: float, sequences: int, batch: int, steps: int) -> float:
 
 
 def result(place: Place, cell: Cell, noise: Noise | None) -> tuple[float, float]:
-    """Held-out losses, nats per byte: of what it begins with, and of what the sites made of it."""
+    """Return held-out losses in nats per byte: of the initial model, and of the sites' result."""
     process_group_of_one()
     lab = Sites(manifest(place, cell), place, cell.sites, noise)
     before = lab.trainers[0].evaluate_committed(lab.dataset)
@@ -202,7 +202,7 @@ def result(place: Place, cell: Cell, noise: Noise | None) -> tuple[float, float]
 
 
 def corpus(folder: Path, documents: Iterable[str]) -> Text:
-    """Built of them, by bytes."""
+    """Build a corpus of the documents, by bytes."""
     source = folder.with_suffix(".jsonl")
     source.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
     digest, _ = build(folder, [source], open_encoder(BYTES), held_out_every=HELD_OUT_EVERY)
@@ -221,7 +221,7 @@ def prepare(folder: Path, steps: int) -> Place:
 
 
 def learn(text: Text, steps: int, base: Path) -> tuple[str, str]:
-    """The toy's weights after so many steps on it, put into `base`: roots of the state with them, and of them alone."""
+    """Train the toy for `steps`, and store its weights in `base`; return roots of the state with them, and of them alone."""
     process_group_of_one()
     merged = settings(steps, 0, text.settings)
     merged["data"]["private"] = False
@@ -243,7 +243,7 @@ def learn(text: Text, steps: int, base: Path) -> tuple[str, str]:
 
 
 def seconds_per_step(run: Manifest, base: BlobStore | None, noise: Noise | None) -> float:
-    """The fastest of a few, on one thread."""
+    """Return the fastest of a few steps, on one thread."""
     process_group_of_one()
     trainer = Trainer(run, Mesh(), noise)
     if base is not None:
@@ -300,7 +300,7 @@ def sizes() -> list[dict[str, Any]]:
 
 
 def missed(losses: Mapping[tuple[Trained, int, Bound], float]) -> list[str]:
-    """Sentences, one for each bar."""
+    """Return the missed bars, as sentences."""
     found = []
     for trained, sites in product(RATES, (1, SITES)):
         by = {bound: losses[trained, sites, bound] for bound in BOUNDS}

@@ -27,7 +27,7 @@ class Peer:
         self._process.stdin.flush()
 
     def said(self) -> dict[str, Any]:
-        """The next line; exits where the process has ended."""
+        """Return the next line; exits if the process has ended."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -50,7 +50,8 @@ class Peer:
 def started(
     closing: ExitStack, module: str, peers: int, network: Namespaces | None, folder: Path, kind: str, *arguments: str
 ) -> list[Peer]:
-    """`module` runs as KIND RANK PEERS ADDRESS FOLDER ARGUMENTS, of one thread, in the rank's namespace, until `closing` closes."""
+    """Start peers: `module` runs as KIND RANK PEERS ADDRESS FOLDER ARGUMENTS, with one thread, in the rank's namespace,
+    until `closing` closes."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": WAN if network else "lo"}
     found = []

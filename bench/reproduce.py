@@ -51,7 +51,7 @@ Steps = Mapping[str, tuple[int, float]]
 
 KEPT = RESULTS / "reproduce"
 TIMED, QUICK_TIMED = 10, 3
-"""Steps on the line, of methods that exchange in each."""
+"""Steps on the link, of methods that exchange in each."""
 STEPS = 625
 LEAST_STEPS = QUICK_STEPS = 2 * max(method.inner_steps for method in METHODS)
 CURVE = 25
@@ -99,7 +99,7 @@ class Found:
     step_bytes: float
     """Payloads that one cluster sends for an inner step."""
     line_bytes: float
-    """That one cluster's line carried for an inner step, sent and received, with all headers; 0: not measured."""
+    """Bytes on one cluster's link for an inner step, sent and received, with all headers; 0: not measured."""
     curve: list[Point]
     rounds: list[float] = field(default_factory=list)
     """Seconds of each, or of each timed step."""
@@ -140,7 +140,7 @@ def pace(before: Steps, after: Steps) -> float:
 
 
 def trained(running: Swarm, scale: Scale) -> list[dict[str, Any]] | None:
-    """The rounds until the loss after the last step is known, and enough of them are steady."""
+    """Return the rounds when the loss after the last step is known, and enough of them are steady; None before."""
     rows, run = running.rows(), running.manifest
     steps = list(accumulate(steps_of(scale, run, row) for row in rows))
     measured = any(
@@ -157,7 +157,8 @@ def steps_of(scale: Scale, run: Manifest, row: dict[str, Any]) -> float:
 
 
 def found_of(scale: Scale, run: Manifest, rows: list[dict[str, Any]], pace: float, moved: Sequence[Any]) -> Found:
-    """`pace`: inner steps in a second, once rounds are steady. The first rounds are on the clock, and not in it."""
+    """Return the result of a row. `pace`: inner steps in a second, once rounds are steady. The first rounds are on the
+    clock, and not in the pace."""
     points, steps, seconds = [Point(0, 0.0, initial_loss(run))], 0.0, 0.0
     for row, following in pairwise(rows):
         steps, seconds = steps + steps_of(scale, run, row), seconds + row["seconds"]
@@ -183,7 +184,7 @@ def initial_loss(run: Manifest) -> float:
 
 
 def time_steps(scale: Scale, method: Method) -> tuple[list[float], float, float]:
-    """Seconds of each step on the line, bytes that a rank sends in one, and what its line carried."""
+    """Return the seconds of each step on the link, bytes that a rank sends in one, and the link's traffic."""
     network = Namespaces([Net(WAN, [str(rank) for rank in range(scale.clusters)], scale.bits_per_second())])
     share = str(DRAWN_SHARE)
     with tempfile.TemporaryDirectory(prefix="dx-") as name, network.present(), ExitStack() as closing:
@@ -205,7 +206,7 @@ def time_steps(scale: Scale, method: Method) -> tuple[list[float], float, float]
 
 
 def arithmetic(scale: Scale, method: Method) -> list[tuple[int, float]]:
-    """(steps, held-out loss) of the method in one process, on no line."""
+    """Return (steps, held-out loss) of the method in one process, without a link."""
     from bench.baselines import AllReduce, CocktailSGD
     from bench.lab import process_group_of_one
 
@@ -219,7 +220,7 @@ def arithmetic(scale: Scale, method: Method) -> list[tuple[int, float]]:
 
 
 def step_by_step(scale: Scale, method: Method, like: Found | None) -> Found:
-    """`like`: a row whose steps take as long, where there is one."""
+    """Run a method that exchanges in every step. `like`: a row with equally long steps, if there is one."""
     with get_context("spawn").Pool(1) as pool:
         losses = pool.apply(arithmetic, (scale, method))
     if like is None:
@@ -277,13 +278,13 @@ def gap(rows: dict[str, Found], name: str, steps: int) -> float | None:
 
 
 def utilisation(scale: Scale, found: Found) -> float:
-    """Steps in a second, over those of a cluster that exchanges nothing."""
+    """Return the steps in a second, over those of a cluster without exchange."""
     tokens = scale.clusters * scale.model.training.batch_size * scale.model.model.sequence_length
     return found.tokens_per_second / tokens * scale.step_seconds
 
 
 def missed(scale: Scale, rows: dict[str, Found]) -> list[str]:
-    """Sentences, one for each bar."""
+    """Return the missed bars, as sentences."""
     sentences = []
     theirs, ours = rows["DiLoCoX"], rows["ours"]
     if ours.tokens_per_second < theirs.tokens_per_second:
@@ -302,7 +303,7 @@ def missed(scale: Scale, rows: dict[str, Found]) -> list[str]:
 
 
 def end_of(rows: dict[str, Found], steps: int) -> float:
-    """Seconds after which DiLoCoX has read all tokens: the equal time."""
+    """Return the seconds after which DiLoCoX has read all tokens: the equal time."""
     curve = rows["DiLoCoX"].curve
     return next((point.seconds for point in curve if point.steps >= steps), curve[-1].seconds)
 
@@ -332,7 +333,7 @@ def cells(scale: Scale, rows: dict[str, Found], name: str) -> list[str]:
 
 
 def plot(rows: dict[str, Found], path: Path) -> None:
-    """Loss over time on the line."""
+    """Plot loss over time on the link."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -379,14 +380,14 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def without_settings(scale: Scale, methods: Sequence[Method]) -> list[str]:
-    """A sentence, where rows were not tuned at such a scale: another Python's standard library is another text."""
+    """Return a sentence if rows were not tuned at such a scale: another Python's standard library is another text."""
     names = [method.name for method in methods if not chosen(scale, method)]
     told = "not tuned for this text and these lines, and with what won elsewhere (--tune looks for settings)"
     return [f"{', '.join(names)}: {told}"] if names else []
 
 
 def ratio(theirs: Found, base: Found) -> str:
-    """`theirs`: DiLoCoX as published; `base`: AllReduce, whose steps were timed one by one."""
+    """Return the ratio. `theirs`: DiLoCoX as published; `base`: AllReduce, whose steps were timed one by one."""
     times = theirs.tokens_per_second / base.tokens_per_second
     spread = interval(base.rounds) / statistics.fmean(base.rounds) if len(base.rounds) in T95 else math.inf
     told = f" ± {spread:.1%}, by AllReduce's {len(base.rounds)} timed steps" if math.isfinite(spread) else ""

@@ -1,10 +1,10 @@
-"""One process of a row of `python -m bench.reproduce` that exchanges in every step, with the others over gloo on the row's lines.
+"""One process of a row of `python -m bench.reproduce` that exchanges in every step, over gloo on the row's links.
 
-    allreduce   torch's DistributedDataParallel; gradients travel in 16 bits
-    cocktail    CocktailSGD: of a tenth of the gradient, drawn anew each step by a shared seed, the largest fifth in Int4, gathered
-                from everybody while the next step is computed
+    allreduce   torch's DistributedDataParallel, with gradients in 16 bits
+    cocktail    CocktailSGD: a shared seed draws a tenth of the gradient in each step; the largest fifth of it is sent in Int4,
+                and gathered from all ranks while the next step is computed
 
-It says how many seconds each of its steps took. A step's computing takes at least as long as it is told.
+It reports the seconds of each of its steps. A step computes for at least the set time.
 """
 
 import json
@@ -48,7 +48,7 @@ class Rank:
         self.parameters = [parameter for stage in self.chain for parameter in stage.tensors()]
 
     def compute(self, model: nn.Module) -> None:
-        """Forward and backward of this rank's batch, after a rest that makes computing as long as it is to be."""
+        """Compute forward and backward of this rank's batch, after a pause that extends computing to the set time."""
         time.sleep(self.rest)
         batch = self.run.training.batch_size
         first = self._position + self.rank * batch
@@ -59,7 +59,7 @@ class Rank:
     rest = 0.0
 
     def calibrate(self) -> float:
-        """Seconds that computing takes here; sets the rest."""
+        """Measure the seconds of computing here; set the pause."""
         times = []
         for _ in range(ALONE):
             began = time.monotonic()

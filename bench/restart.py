@@ -26,7 +26,7 @@ from dilocox.transport.store.data_directory import load_identity
 __all__ = ["main", "missed"]
 
 NODES, TRIALS = 3, 3
-"""The last node leads a second box."""
+"""Nodes, the last of which leads a second host, and trials."""
 BOX = "box-2"
 COORDINATOR_SECONDS = 5.0
 """Seconds to the first answer."""
@@ -62,7 +62,7 @@ def trains(member: Member) -> bool:
 
 
 def anew(lead: Member) -> Callable[[], bool]:
-    """Whether a generation trains that began after this one."""
+    """Return a condition: a worker group trains that started after this call."""
     before = lead.get("/v1/status")["total_steps"]
     return lambda: trains(lead) and lead.get("/v1/status")["total_steps"] < before
 
@@ -107,7 +107,7 @@ def measure(folder: Path, trials: int) -> dict[str, list[float]]:
 
 
 def missed(found: dict[str, list[float]]) -> list[str]:
-    """Sentences, one for each bar."""
+    """Return the missed bars, as sentences."""
     middle = {name: statistics.median(seconds) for name, seconds in found.items()}
     bars = []
     if middle["coordinator"] > COORDINATOR_SECONDS:

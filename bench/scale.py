@@ -51,7 +51,7 @@ LONGEST_RESTART_SECONDS = 10.0
 """CPU."""
 NEWCOMERS = 64
 UNDIALABLE = 8
-"""One cluster of so many names holders."""
+"""One cluster in this many names relays."""
 RUNNING_STEPS = 100
 COORDINATOR = helpers.COORDINATOR
 
@@ -96,7 +96,8 @@ class Crowd:
         self.identities = [helpers.identity(number) for number in range(self.clusters)]
 
     def genesis(self) -> Statement[pb.Commit]:
-        """A first commit that seats all of them at once, each with a lease that the next commit continues elsewhere."""
+        """Return a first commit that seats all of them at once, each with a lease that the next commit continues
+        elsewhere."""
         ahead = chain.LEASE_PHASES * self.run.rounds.max_inner_steps * self.run.training.batch_size
         base = 1 << 40  # positions of a run that is far on
         roster = [
@@ -210,13 +211,13 @@ def fold(run: Manifest, head: Head, gathered: StatementPool, statements: list[St
 
 
 def forget() -> None:
-    """Caches of names that a fresh process would not have."""
+    """Clear caches of names that a fresh process would not have."""
     for cached in (ids.peer_id, ids.key_of_peer):
         getattr(cached, "cache_clear", lambda: None)()
 
 
 def commit_and_verify(clusters: int, stages: int, options: bool = True) -> dict[str, Any]:
-    """`options`: of a run that asks for all there are."""
+    """Make a commit and verify it. `options`: of a run with all of them."""
     run = run_of(clusters, stages, options)
     crowd = Crowd(run, clusters)
     head = advance(run, crowd.genesis())
@@ -405,7 +406,7 @@ async def coordinate(clusters: int, stages: int) -> dict[str, Any]:
 
 
 async def restart(rounds: int, clusters: int) -> dict[str, Any]:
-    """CPU seconds until a coordinator of a long run answers: a real last commit after so many that are copies of it."""
+    """Return the CPU seconds until a coordinator of a long run answers: a real last commit after `rounds` copies of it."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         async with Desk.open(folder, clusters, 80) as desk:
@@ -462,7 +463,7 @@ def missed(shapes: list[dict[str, Any]], again: dict[str, Any]) -> list[str]:
 
 
 def main(quick: bool = False) -> list[str]:
-    """Prints and writes the figures; the bars that they miss. `quick`: the smallest shape, and a short chain."""
+    """Print and write the figures; return the missed bars. `quick`: the smallest shape, and a short chain."""
     shapes: list[dict[str, Any]] = []
     for clusters, stages in SHAPES[:1] if quick else SHAPES:
         bare = commit_and_verify(clusters, stages, options=False)["commit_bytes"]

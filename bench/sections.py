@@ -9,7 +9,7 @@ from dilocox.protocol.run.model import Config
 __all__ = ["merge", "model_section", "toml_value"]
 
 FOLLOWS = {"head_dim": {"hidden_size", "num_attention_heads"}, "max_position_embeddings": {"sequence_length"}}
-"""Keys of a config that follow from others where a run file leaves them out."""
+"""Keys of a config that follow from other keys if a run file omits them."""
 
 
 def model_section(changes: Mapping[str, Any], base: Mapping[str, Any] | None = None) -> dict[str, Any]:

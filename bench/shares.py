@@ -86,7 +86,7 @@ def _surprising(found: dict[str, tuple[float, float]], draws: int) -> list[str]:
 
 
 def _measured(folder: Path, code: Code, chunks: int) -> dict[str, float]:
-    """MB of a blob in a second."""
+    """Return the MB of a blob in a second."""
     store, kept = BlobStore(folder / "blobs"), BlobStore(folder / "shares")
     blob = store.put(os.urandom(limits.CHUNK_BYTES) for _ in range(chunks))
     size = store.size(blob)
@@ -116,7 +116,8 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def _round(manifest: Manifest, speeds: dict[str, float]) -> tuple[float, float]:
-    """MB of payloads in a round that counts as many as begin a run, and the seconds of a core that a node codes them in."""
+    """Return the MB of payloads in a round with as many clusters as begin a run, and the core seconds in which a node
+    codes them."""
     megabytes = manifest.rounds.start_clusters * model_payload_bytes(manifest.model, manifest.compression) / 1e6
     return megabytes, megabytes / speeds["check"] + megabytes / speeds["make"]
 

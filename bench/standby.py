@@ -32,7 +32,8 @@ POLL_SECONDS = 0.1
 
 
 async def measure(chain: ChainFile, log: RoundLog | None, count: int) -> float:
-    """Seconds for so many inputs of a coordinator's driver, each waited for by its caller; None: beside the chain."""
+    """Return the seconds for `count` inputs of a coordinator's driver, each waited for by its caller. None: beside the
+    chain."""
     driver, slots = RoundDriver(COORDINATOR, chain, lambda sent: None, clock, log), asyncio.Semaphore(AT_ONCE)
     table = Table(RUN)
     for number in range(2):  # too few to begin

@@ -146,7 +146,7 @@ async def watch(peer: HonestPeer, loads: Sequence[Load], seconds: float) -> list
 
 
 async def _floods(link: JoinLink, process: psutil.Process, folder: Path, seconds: float) -> list[dict[str, Any]]:
-    """Each flood of bench/floods.py against the coordinator, one after the other."""
+    """Run each flood of bench/floods.py against the coordinator, one after the other."""
     certificate = await asyncio.to_thread(fetch_certificate, *link.ways[0].endpoint, PATIENCE_SECONDS)
     facts = Testnet.load(folder).coordinator.facts()
     assert facts is not None
@@ -167,7 +167,7 @@ async def measure(
         for peer in peers:
             await closing.enter_async_context(peer)
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while len(peers[0].closed_at) < 3:  # the first rounds are like no others
+            while len(peers[0].closed_at) < 3:  # the first rounds are untypical
                 await asyncio.sleep(LOOK_SECONDS)
         loads = {"coordinator": Load(process), "peers": Load(psutil.Process())}
         without = await watch(peers[0], list(loads.values()), seconds)

@@ -41,7 +41,7 @@ def fragment_of(spec: TensorSpec, fragments: int) -> int:
 
 
 def turns(step: int, inner_steps: int, fragments: int, total_steps: int) -> Iterator[int]:
-    """Fragments whose turn it is after so many steps of a run, whose last turns come together."""
+    """Yield the fragments whose turn it is after `step` steps of a run, whose last turns coincide."""
     if step == total_steps:
         yield from range(fragments)
         return
@@ -82,7 +82,7 @@ class Streaming:
         self.states = [self._fragments(trainer) for trainer in self.trainers]
         self.in_flight: dict[int, InFlight] = {}
         self.now = self.free = 0.0
-        """Seconds; when the line is free again."""
+        """Seconds: now, and the time at which the link is free again."""
         self.wire_bytes = 0
         self.error = 0.0
 
@@ -109,7 +109,7 @@ class Streaming:
         return [named[spec.name] for spec in self.states[cluster][fragment].specs]
 
     def train(self) -> Self:
-        """The run's total steps."""
+        """Train for the run's total steps."""
         total, batch = self.run.training.total_steps, self.run.training.batch_size
         for step in range(1, total + 1):
             for cluster, trainer in enumerate(self.trainers):
@@ -166,7 +166,7 @@ class Streaming:
         return exchange_seconds(self.site, Method("", size, h, h)) if self.site is not None else 0.0
 
     def evaluate(self) -> float:
-        """Held-out loss of Θ."""
+        """Return the held-out loss of Θ."""
         trainer = self.trainers[0]
         thetas = {spec.name: view for state in self.states[0] for spec, view in state.views(state.parameters)}
         for state in trainer.states:
@@ -183,5 +183,5 @@ class Streaming:
         self.points.append(Point(step, tokens, self.wire_bytes, loss, self.error, seconds=self.now if self.site else 0.0))
 
     def state(self) -> Tensor:
-        """Θ, fragment after fragment."""
+        """Return Θ, fragment after fragment."""
         return torch.cat([state.parameters for state in self.states[0]])

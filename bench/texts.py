@@ -27,7 +27,7 @@ class Text:
         return {"name": self.name, "digest": self.digest}
 
     def into(self, run: str) -> str:
-        """A run file, naming it."""
+        """Return a run file that names the text."""
         assert run.count("[data]\n") == 1
         return run.replace("[data]\n", f'[data]\nname = "{self.name}"\ndigest = "{self.digest}"\n')
 

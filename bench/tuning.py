@@ -76,14 +76,14 @@ def merged(run: Manifest, *settings: Settings) -> Manifest:
 
 
 def with_aside(run: Manifest) -> Manifest:
-    """Return the run with another seed, and twice the held-out sequences, whose new half lies between the table's
+    """Return the run with another seed, and twice the held-out sequences: the new half alternates with the table's
     (`aside`)."""
     doubled = {"data": {"seed": SEED, "evaluation_sequences": 2 * run.data.evaluation_sequences}}
     return merged(run, doubled, {"model": {"seed": SEED}})
 
 
 def aside(run: Manifest, dataset: Dataset) -> tuple[Tensor, Tensor]:
-    """Raises ConfigError where the corpus has too little held-out text."""
+    """Return the held-out sequences for tuning. Raises ConfigError if the corpus has too little held-out text."""
     inputs, targets = dataset.evaluation()
     if (wanted := run.data.evaluation_sequences) != len(inputs):
         raise ConfigError(
@@ -121,16 +121,16 @@ class Trial:
     """Share of CocktailSGD's drawn values that it sends."""
     data: Path
     settings: Settings
-    """That are tried."""
+    """Tried settings."""
 
     @property
     def key(self) -> str:
-        """The digest of all that it depends on."""
+        """Return the digest of everything that it depends on."""
         said = [self.kind, self.clusters, sorted(asdict(self.site).items()), self.share, SEED]
         return sha256(repr(said).encode(), self.run.canonical_bytes()).hex()[:24]
 
     def loss(self) -> float:
-        """Nats per token at the run's end; infinite where the model gives no numbers any more."""
+        """Return the nats per token at the run's end; infinite if the model's outputs are no numbers."""
         process_group_of_one()
         steps = self.run.training.total_steps
         trained: Lab | AllReduce
@@ -147,7 +147,7 @@ class Trial:
 
 
 def trials(scale: Scale, method: Method) -> list[Trial]:
-    """The settings that won the sweep, and the draws."""
+    """Return the settings that won the sweep, and the draws."""
     return [trial(scale, method, settings) for settings in (won(method.arm), *drawn())]
 
 
@@ -161,8 +161,8 @@ def trial(scale: Scale, method: Method, settings: Settings) -> Trial:
 
 
 def beyond(tried: Sequence[Trial], best: Trial) -> Settings | None:
-    """The best settings with the first rate moved on that is the largest or the smallest of those that were tried: of the inner
-    ones that its optimizer has, and of who has rounds the outer one, at rate / (1 - momentum)."""
+    """Return the best settings with the first rate moved further that is the largest or the smallest tried. Rates are the
+    inner ones of its optimizer, and with rounds the outer one, at rate / (1 - momentum)."""
     inner: list[str] = ["learning_rate", "muon_learning_rate"][: 1 + (best.run.training.optimizer == "muon")]
     for key in inner:
         moved = moved_on([getattr(each.run.training, key) for each in tried], getattr(best.run.training, key))

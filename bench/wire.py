@@ -19,7 +19,7 @@ that they are equal)."""
 
 
 def payload_bytes(run: Manifest) -> tuple[int, str]:
-    """Bytes of one cluster's payloads for a round, and how they were found."""
+    """Return the bytes of one cluster's payloads for a round, and the method that found them."""
     total = 0
     encode = parameter_count(run.model) <= ENCODE_BELOW
     for stage in range(run.model.stages):

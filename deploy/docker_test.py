@@ -66,7 +66,7 @@ def wait_for(what: str, condition: Callable[[], Any]) -> tuple[Any, float]:
 
 
 def lacking() -> str | None:
-    """Why nothing can be tried here."""
+    """Return why the test cannot run here; None if it can."""
     if shutil.which("docker") is None:
         return "there is no docker on this machine"
     if subprocess.run(["docker", "info"], capture_output=True).returncode:

@@ -1,4 +1,4 @@
-"""A run whose states and payloads are real blobs, and what archives it: without network, without workers."""
+"""Run with real blobs as states and payloads, and its archiver: without network, without workers."""
 
 from pathlib import Path
 from typing import Any
@@ -128,7 +128,7 @@ def names_of(archive: Archive, run: Manifest, head: ArchiveHead) -> set[bytes]:
 
 
 def check_whole(archive: Archive, run: Manifest, commits: list[Statement]) -> ArchiveHead | None:
-    """The archive's head, of which everything is there and its chain is the run's; None where there is none yet."""
+    """Return the archive's head, if everything in it is present and its chain is the run's; None if there is none yet."""
     head = archive.head()
     if head is None:
         return None

@@ -66,7 +66,7 @@ class Browser:
 
 @asynccontextmanager
 async def browser(folder: Path, url: str) -> AsyncIterator[Browser]:
-    """Skips the test where there is no Chromium."""
+    """Open a tab; skip the test without Chromium."""
     program = next((found for name in PROGRAMS if (found := shutil.which(name))), None)
     if program is None:
         pytest.skip("no chromium here (Debian: apt-get install chromium)")

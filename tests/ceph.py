@@ -1,4 +1,4 @@
-"""A real S3 server: one monitor, one object store in memory, one gateway, of Debian's Ceph. Skips where they are absent."""
+"""Real S3 server: one monitor, one object store in memory, one gateway, of Debian's Ceph. Skips if they are absent."""
 
 import shutil
 import socket
@@ -98,7 +98,7 @@ class Ceph:
         self._make_bucket()
 
     def _start_object_store(self) -> bool:
-        """Whether it is up: one that came before the monitor was ready for it waits for ever, now and then."""
+        """Start it; return whether it is up: one that started before the monitor was ready sometimes waits for ever."""
         self.start("ceph-osd", "-i", "0")
         for _ in range(TRIES):
             if "1 up" in self.run("ceph", "osd", "stat", fails=True):
@@ -144,7 +144,7 @@ class Ceph:
 
 @contextmanager
 def ceph_bucket(folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """The bucket's URL, and what the environment of who asks must say."""
+    """Yield the bucket's URL, and the environment for its clients."""
     missing = [name for name in BINARIES if shutil.which(name) is None]
     if missing:
         pytest.skip(f"no S3 server of Ceph, {', '.join(missing)}: apt-get install ceph-mon ceph-osd ceph-common radosgw")

@@ -19,7 +19,7 @@ CHATML = (
 
 
 def write_hub(folder: Path) -> Path:
-    """The tokenizer files of a chat model's folder."""
+    """Write the tokenizer files of a chat model's folder."""
     tokenizer = Tokenizer.from_str(train_tokenizer([*words(50, 20), "user\nassistant\nsystem\n" * 9], 400))
     tokenizer.add_special_tokens([AddedToken(name, special=True) for name in ("<|im_start|>", "<|im_end|>")])
     folder.mkdir(exist_ok=True)
@@ -30,7 +30,7 @@ def write_hub(folder: Path) -> Path:
 
 
 def conversations(count: int) -> list[list[dict[str, str]]]:
-    """Each of a question and an answer, or two; some are long."""
+    """Return conversations of one question and answer, or two; some are long."""
     said = iter(words(4 * count, 3) + words(4 * count, 6, 1))
     roles = ("user", "assistant")
     return [[{"role": roles[n % 2], "content": next(said)} for n in range(2 + 2 * (i % 2))] for i in range(count)]

@@ -66,14 +66,14 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def any_ports(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Daemons of the test listen on any free ports: several tests run at once."""
+    """Let daemons of the test listen on any free ports: several tests run at once."""
     for variable, value in ANY_PORTS.items():
         monkeypatch.setenv(variable, value)
 
 
 @pytest.fixture(scope="session")
 def process_group() -> Iterator[None]:
-    """torch.distributed with this process alone: what a pipeline of one worker needs."""
+    """Start torch.distributed with this process alone, for a pipeline of one worker."""
     import torch
     import torch.distributed as dist
 

@@ -13,7 +13,7 @@ __all__ = ["corpus_of", "words"]
 
 
 def corpus_of(folder: Path, texts: Iterable[str], encoder: Encoder | None = None, held_out_every: int = 8) -> Text:
-    """A corpus in `folder` of these documents."""
+    """Make a corpus in `folder` of these documents."""
     folder.mkdir(parents=True, exist_ok=True)
     source = folder.with_name(f"{folder.name}.jsonl")
     source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))

@@ -47,7 +47,7 @@ def exchange_of(
     roster: Roster = dict,
     roots: Roots | None = None,
 ) -> Exchange:
-    """`stages`: that its host has; None: all. `roots`: over erasure shards; None: those of the run's plugin."""
+    """Return an exchange. `stages`: those of its host; None: all. `roots`: over erasure shards; None: those of the run's plugin."""
     hosted = HostedStages(range(run.model.stages) if stages is None else stages)
     roots = roots or roots_of(find_shards(run), downloader.store, roster)
     checker, applies = PayloadChecker(run, downloader, hosted, roster, roots), ApplyBuilder(run, downloader, hosted)

@@ -10,7 +10,7 @@ __all__ = ["FakeStore"]
 
 @dataclass
 class FakeStore:
-    """Answers at once. Tests put a line between it and who asks."""
+    """Store that answers at once. Tests put a link between it and its clients."""
 
     clock: Callable[[], float]
     """Clock of the store."""

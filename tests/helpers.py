@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 COORDINATOR = Identity(b"\xc0" * 32)
 HEARS_CTRL_C = ("env", "--default-signal=INT")
-"""Before a command: what a shell's background job starts ignores Ctrl-C, and the tests may be one. No `preexec_fn`: with one a
-child is forked, and where gRPC has threads some die before they become the command."""
+"""Prefix of a command: a shell's background job ignores Ctrl-C, and the tests may be one. No `preexec_fn`: with it a child
+is forked, and beside gRPC's threads some die before they become the command."""
 SETTLEMENT: Mapping[str, Any] = {"chain_id": 1, "contract": "0x" + "ab" * 20}
 """Section of a manifest whose run takes accounts."""
 
@@ -49,7 +49,7 @@ def digest(*parts: Any) -> bytes:
 
 
 def manifest(**sections: Mapping[str, Any]) -> Manifest:
-    """A small valid manifest; `rounds={"count": 3}` overrides single values."""
+    """Return a small valid manifest; `rounds={"count": 3}` overrides single values."""
     base: dict[str, dict[str, Any]] = {
         "run": {"name": "test", "owner": "ab" * 32, "coordinator": COORDINATOR.peer},
         "model": {
@@ -79,7 +79,7 @@ async def no_status() -> dict[str, Any]:
 
 
 def told_fields(known: Mapping[str, str], names: Iterable[str]) -> set[str]:
-    """Those of the sentences that these names have; fails where one has none, but for what is null or empty."""
+    """Return the described fields of these names; fail for a name without a sentence, unless it is null or empty."""
     found = set()
     for name in names:
         fit = [each for each in known if re.fullmatch(re.escape(each).replace(r"\*", r"[^.\[\]]+"), name)]
@@ -131,7 +131,7 @@ class Table:
         return effects
 
     def _from_log(self) -> round_machine.RoundState:
-        """The round that was just opened, as a restart would find it."""
+        """Return the round that was just opened, as a restart would find it."""
         state = round_machine.start(self.run, self.head, self.now)
         for event in round_machine.inherited(self.state):
             state, _ = round_machine.step(state, event, self.moment)
@@ -164,7 +164,7 @@ class Table:
     # Statements of peer number n that would be accepted now; keywords spoil them.
 
     def attest(self, number: int, seconds: float = 1000.0, label: str = "") -> pb.Attestation:
-        """The coordinator's verdict on this peer's evidence."""
+        """Return the coordinator's verdict on this peer's evidence."""
         attestation = pb.Attestation(
             peer=identity(number).peer,
             nonce=digest("nonce", number, label),
@@ -186,7 +186,7 @@ class Table:
         return self._seal(number, pb.KIND_CLAIM, body, changes)
 
     def layout(self, lead: int, hosts: list[tuple[int, int, int, int]], **changes: Any) -> Statement:
-        """A cluster of several boxes: (peer number, first stage, stage count, copy)."""
+        """Return the layout of a cluster of several hosts: (peer number, first stage, stage count, copy)."""
         body = pb.Cluster(
             serial=self.serial(1000 + lead),
             round=max(1, self.head.round),
@@ -233,7 +233,7 @@ class Table:
         return self._seal(number, pb.KIND_CONTRIBUTION, body, changes)
 
     def receipt(self, number: int, reject: dict[int, pb.Reason] | None = None, **changes: Any) -> Statement:
-        """Verdicts on everything on the ballot; `reject` maps peer numbers to reasons."""
+        """Return a vote on everything on the ballot; `reject` maps peer numbers to reasons."""
         reasons = {identity(other).peer: reason for other, reason in (reject or {}).items()}
         listed, me = self.state.gathered.listed(), identity(number).peer
         findings = [
@@ -285,14 +285,14 @@ class Table:
         return self
 
     def train(self, rounds: int, numbers: range | list[int] = range(3), seconds: float = 0.0) -> "Table":
-        """Whole rounds, each of which takes `seconds` to contribute."""
+        """Run whole rounds, each of which takes `seconds` to contribute."""
         for _ in range(rounds):
             self.now += seconds
             self.contribute(numbers).vote(numbers)
         return self
 
     def counted(self) -> list[int]:
-        """Numbers of the peers in the last commit."""
+        """Return the numbers of the peers in the last commit."""
         names = {identity(number).peer: number for number in range(100)}
         return sorted(names[item.cluster] for item in chain.taken(self.commits[-1].body))
 
@@ -301,7 +301,7 @@ class Table:
         return sorted(names[name] for name in self.head.roster)
 
     def why(self, number: int) -> int:
-        """The reason under which the last commit excluded a peer."""
+        """Return the reason for which the last commit excluded a peer."""
         return next(i.reason for i in self.commits[-1].body.excluded if i.peer == identity(number).peer)
 
 
@@ -348,7 +348,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 def gone(pid: int) -> bool:
-    """Whether the process ends in time. Blocking."""
+    """Return whether the process ends in time. Blocking."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -360,7 +360,7 @@ def gone(pid: int) -> bool:
 
 
 class Family:
-    """A shell that waits for a process that it started, for who ends the shell."""
+    """Shell that waits for a process that it started, for a test that ends the shell."""
 
     def __init__(self, folder: Path) -> None:
         self.program, self._go, self._began, self._lived = (folder / name for name in ("family", "go", "began", "lived"))
@@ -373,7 +373,7 @@ class Family:
         return self._began.exists()
 
     def left(self) -> bool:
-        """Whether its child went on once the shell had ended. Blocking; it ends here."""
+        """Return whether its child continued after the shell's end. Blocking; it ends here."""
         handle = os.open(self._go, os.O_RDWR)
         try:
             os.write(handle, b"\n")
@@ -384,7 +384,7 @@ class Family:
 
 
 def serve_also(service: PeerService, **changes: Any) -> None:
-    """Have a server serve what it serves, with these changes."""
+    """Let a server serve its methods with these changes."""
     service.serve(replace(service.run, **changes))
 
 

@@ -10,7 +10,8 @@ from dilocox.transport.process.parent_pipe import exit_with_parent
 if __name__ == "__main__":
     if serve_daemon():
         exit_with_parent()
-        os.write(1, f"{os.getsid(0) == os.getpid()} {dict(os.environ)}\n".encode())  # in one piece: others write there, too
+        # in one piece: other processes write there, too
+        os.write(1, f"{os.getsid(0) == os.getpid()} {dict(os.environ)}\n".encode())
         while "ENDS" not in os.environ:
             time.sleep(600)
         raise SystemExit(int(os.environ["ENDS"]))

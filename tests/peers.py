@@ -80,7 +80,7 @@ class Everybody:
 
 @asynccontextmanager
 async def meeting(folder: Path, run: Manifest, *chains: list[Statement[pb.Commit]]) -> AsyncIterator[list[Peer]]:
-    """Peers 0, 1, … with these chains, that can dial each other."""
+    """Run peers 0, 1, … with these chains, which can reach each other."""
     everybody = Everybody()
     peers: list[Peer] = []
     async with AsyncExitStack() as closing:

@@ -21,7 +21,7 @@ def in_processes(work: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> 
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__, work.__module__])  # modules of the first caller: others import their missing ones
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")  # who forks has one thread
+        patch.setenv("OMP_NUM_THREADS", "1")  # a process that forks has one thread
         forkserver.ensure_running()
     running, found = {}, dict[int, Any]()
     try:

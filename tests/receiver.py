@@ -19,7 +19,7 @@ class Receiver:
     """Bodies that were none of theirs, and why."""
 
     def take(self, path: str, kind: str, body: bytes) -> None:
-        """Raises ValueError."""
+        """Store a notice. Raises ValueError."""
         if kind != "application/json":
             raise ValueError(f"{path}: {kind}")
         said = json.loads(body)

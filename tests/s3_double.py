@@ -26,11 +26,11 @@ class S3Double(ThreadingHTTPServer):
         self.objects: dict[str, bytes] = {}
         self.page, self.lock = page, threading.Lock()
         self.down = False
-        """Every request is answered with 503."""
+        """True: every request is answered with 503."""
         self.overwrites = False
         """True: it overwrites, whatever the request says."""
         self.conflicts = 0
-        """So many conditional puts are refused, as of two at once."""
+        """Number of conditional puts to reject, as if two came at once."""
 
     @property
     def url(self) -> str:

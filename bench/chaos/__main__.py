@@ -1,5 +1,5 @@
-"""`python -m bench.chaos [--check] [--seed N] [--minutes M]`: prints what every fault cost the others; --check exits 1 where a bar
-is missed. `--quick`: a few faults close together, to see that everything works."""
+"""`python -m bench.chaos [--check] [--seed N] [--minutes M]`: prints the cost of every fault for the other nodes; --check
+exits 1 if a bar is missed. `--quick`: a few faults close together, to see that everything works."""
 
 import os
 import sys
@@ -75,7 +75,7 @@ class Form:
     every: float
     """Seconds from fault to fault, about."""
     clocks: bool = True
-    """Step them, where that can be done."""
+    """True: step the clocks, if possible."""
 
 
 FULL = Form(seed=7, minutes=20, calm_seconds=180, every=30)
@@ -96,7 +96,7 @@ class Report:
     """Seconds, MiB and descriptors of each daemon."""
     stranger: dict[str, int]
     clocks: bool
-    """Whether they could be stepped."""
+    """True if clocks could be stepped."""
 
 
 def closed(commits: list[Statement[pb.Commit]], world: World, batch_size: int) -> list[Closed]:
@@ -121,7 +121,7 @@ def closed(commits: list[Statement[pb.Commit]], world: World, batch_size: int) -
 
 
 def chaos(folder: Path, form: Form) -> Report:
-    """Needs what `lacking` looks for."""
+    """Run the bench; it needs everything that `lacking` checks."""
     key = folder / "chaos.key"
     run_file = stdlib().into(RUN).replace("{owner}", load_identity(key).key.hex()).encode()
     world = World(folder / "swarm", run_file, key.read_bytes(), NODES, STEP_SECONDS, form.seed)

@@ -26,7 +26,7 @@ class Clocks:
         return self._folder / f"{name}.clock"
 
     def prefix(self, name: str) -> tuple[str, ...]:
-        """Before a command that is to read this member's clock. Only the wall clock: what is monotonic stays so."""
+        """Return the prefix of a command that must read this member's wall clock. The monotonic clock does not change."""
         if self._library is None:
             return ()
         self.step(name, "+0")

@@ -49,7 +49,7 @@ class Happened:
     fault: Fault
     began: float
     ended: float
-    """When it had been put right."""
+    """Time of the repair."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Price:
     waited: float
     """Seconds without steps; below 0 by as much as the pace wavers."""
     rounds: int
-    """That closed without counting it."""
+    """Rounds that closed without counting it."""
     uncounted: float
     """Seconds' worth of steps that no commit counts."""
 
@@ -84,7 +84,8 @@ class Verdict:
 
 
 def _taken(samples: Sequence[Sample], since: float, until: float, off_roster: bool = False) -> float:
-    """Steps taken between two moments, or with `off_roster` those taken off the roster. A lower count is a new generation's."""
+    """Return the steps taken between two times, or with `off_roster` those taken off the roster. A lower count belongs to
+    a new worker group."""
     total = 0.0
     for before, after in itertools.pairwise(samples):
         low, high = max(before.at, since), min(after.at, until)
@@ -106,7 +107,7 @@ def moments(said: Sequence[float], lasted: Sequence[float]) -> list[float]:
 
 
 def rate(samples: Sequence[Sample], since: float, until: float) -> float:
-    """Steps a second."""
+    """Return the steps a second."""
     return _taken(samples, since, until) / (until - since)
 
 
@@ -124,7 +125,8 @@ def hit(node: str, happened: Iterable[Happened], rounds: Sequence[Closed]) -> li
 
 
 def never_counted(node: str, samples: Sequence[Sample], rounds: Iterable[Closed]) -> dict[int, float]:
-    """Steps of its phases that no commit settled, by round; a round in which it was counted, or not there, is not among them."""
+    """Return the steps of the node's phases that no commit settled, by round. It omits rounds in which the node was
+    counted, or absent."""
     open_rounds: dict[int, int] = {}
     found: dict[int, float] = {}
     for each in rounds:
@@ -159,12 +161,12 @@ def price(
 
 
 def kept(prices: Sequence[Price]) -> float:
-    """Share of the faultless steps."""
+    """Return the share of the faultless steps."""
     return 1 - sum(each.lost for each in prices) / max(1e-9, sum(each.window for each in prices))
 
 
 def misses(verdict: Verdict) -> list[str]:
-    """The bars that were missed, a sentence each."""
+    """Return the missed bars, a sentence each."""
     found = list(verdict.helps)
     if verdict.chains != 1:
         found.append(f"{verdict.chains} chains")

@@ -17,7 +17,7 @@ NOBODY = "02:dc:00:00:ff:ff"
 
 
 def lacking() -> str:
-    """Why there can be no such wire here; empty where there can."""
+    """Return why this machine cannot have such a network; empty if it can."""
     if why := namespaces.lacking():
         return f"chaos: {why}"
     return "" if shutil.which("mount") else "chaos needs mount (of util-linux), for small disks"
@@ -28,7 +28,7 @@ class Wire(Namespaces):
         super().__init__([Net(LINE, names, here=True)])
 
     def cut(self, pairs: Iterable[tuple[str, str]]) -> None:
-        """Nothing gets from the first of a pair to the second."""
+        """Drop all packets from the first of a pair to the second."""
         self._point(pairs, cut=True)
 
     def mend(self, pairs: Iterable[tuple[str, str]]) -> None:

@@ -43,7 +43,7 @@ class Fault:
     kind: str
     """A method of the world."""
     targets: tuple[str, ...]
-    """The members that it hits; what these lose is its price, what others lose is what is measured."""
+    """Members that it hits. Their loss is the fault's price; the bench measures the loss of all other members."""
     seconds: float = 0.0
     """Seconds until the repair, or at most until the member has repaired itself; 0: only the member repairs it."""
     detail: str = ""
@@ -98,8 +98,8 @@ def _endless(random: random.Random, nodes: Sequence[str], clocks: bool) -> Itera
 
 
 def plan(seed: int, minutes: float, nodes: Sequence[str], every: float, clocks: bool = False) -> list[Fault]:
-    """The faults of so many minutes, about `every` seconds apart, one after the other. Each kind comes once before any again.
-    `clocks`: whether they can be stepped here."""
+    """Return the faults of `minutes`, about `every` seconds apart, one after the other. Each kind occurs once before any
+    repeats. `clocks`: whether they can be stepped here."""
     drawn = random.Random(seed)
     faults: list[Fault] = []
     at = 0.0

@@ -26,7 +26,7 @@ from dilocox.transport.process.parent_pipe import exit_with_parent
 __all__ = ["main"]
 
 SILENT = 32
-"""Connections to each port that say nothing."""
+"""Silent connections to each port."""
 STREAMS = 8
 """Streams of events and of blobs to each daemon."""
 CALLS_PER_SECOND = 10.0
@@ -121,7 +121,7 @@ class Stranger:
 
 
 def main() -> None:
-    """Arguments: the join link, gRPC addresses joined by commas, DHT addresses joined by commas."""
+    """Read the arguments: the join link, gRPC addresses joined by commas, DHT addresses joined by commas."""
     exit_with_parent()
     link, addresses, dht_addresses = sys.argv[1:]
     with contextlib.suppress(KeyboardInterrupt):

@@ -133,7 +133,7 @@ class World:
                 process.kill()
 
     def get(self, name: str, path: str) -> Any:
-        """A document of a member's API; None when it does not answer."""
+        """Return a document of a member's API; None if it does not answer."""
         try:
             url = f"http://{self._wire.address(name, LINE)}:{API_PORT}{path}"
             with urllib.request.urlopen(url, timeout=ANSWER_SECONDS) as response:
@@ -332,7 +332,7 @@ class World:
         filler.unlink()
 
     def _damage(self, fault: Fault) -> None:
-        """While it is down: after `kill -9` its files are not what it wrote."""
+        """Damage a member's files after `kill -9`, while it is down."""
         self._kill(fault, lambda: self._spoil(fault))
 
     def _damage_live(self, fault: Fault) -> None:

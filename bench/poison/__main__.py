@@ -32,7 +32,7 @@ class Plan:
     """Attacks, with the case of no attack."""
     defences: Sequence[str]
     whole: bool
-    """All attacks and defences are."""
+    """True if it covers all attacks and defences."""
 
     def run(self, processes: int, until: float) -> None:
         rows = {(a, d) for a in self.attacks for d in self.defences}

@@ -22,7 +22,7 @@ KEPT = Path(__file__).parents[2] / "docs" / "results" / "poison-runs.json"
 
 
 def train(cell: Cell) -> dict[str, Any]:
-    """Held-out losses round by round, and what voters refused and measured."""
+    """Train; return the held-out losses round by round, and the voters' rejections and scores."""
     from bench.attacks import ATTACKS, Adversary
     from bench.lab import Lab, process_group_of_one
 

@@ -108,7 +108,7 @@ DEFENCES = [
 ]
 """A defence that is to come is one more."""
 SCORED = {SCORES.name: TENSORS.name, BIAS.name: TENSORS.name, SCORES_CENTERED.name: CENTERED.name}
-"""Those that score, and what each is without."""
+"""Defences with scores, and the same defence without scores."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ __all__ = ["main"]
 
 
 ON_DEVICE = 4
-"""Arms at a time: one leaves a GPU idle while it encodes."""
+"""Arms at a time: a single one does not use a GPU while it encodes."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Plan:
     budget: Budget
     text: Text
     parts: bool = False
-    """Whether what gaps are made of is run, too."""
+    """True: the parts of gaps are run, too."""
 
     def rows(self, cell: Cell) -> list[Row]:
         return rows(cell, self.arms, self.text, self.budget, found)
@@ -112,7 +112,7 @@ def chosen_arms(options: argparse.Namespace, parser: argparse.ArgumentParser) ->
 
 
 def run(plan: Plan, processes: int, until: float) -> None:
-    """Arm after arm in cell after cell: first what it is tuned by, then the runs that are reported."""
+    """Run arm after arm in cell after cell: first its tuning, then the reported runs."""
     for cell, arm in itertools.product(plan.cells, plan.arms):
         while time.monotonic() < until and (trials := plan.next_trials(cell, arm)):
             for count, trial in enumerate(run_all(trials, processes, until), 1):
@@ -120,8 +120,8 @@ def run(plan: Plan, processes: int, until: float) -> None:
 
 
 def run_on(plan: Plan, device: str, processes: int, until: float) -> list[str]:
-    """The same, arms beside one another on a device; what several cells have in common once. A sentence for each arm that could
-    not go on."""
+    """Run the same with several arms together on a device; runs that cells share run once. Return a sentence for each
+    failed arm."""
     pairs = itertools.product(plan.cells, filter(fits, plan.arms))
     jobs = [Job(cell, arm, plan.text, plan.budget, plan.parts, device, until) for cell, arm in pairs]
     stopped: list[str] = []

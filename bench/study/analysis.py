@@ -17,7 +17,7 @@ from bench.texts import Text
 __all__ = ["T95", "Row", "above", "interval", "rows", "winner"]
 
 T95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
-"""Student's t for a two-sided 95% interval of so many runs."""
+"""Student's t for a two-sided 95% interval, by the number of runs."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Row:
 
 
 def interval(values: Sequence[float]) -> float:
-    """Half of the 95% interval of the mean; not finite for one value, of which nothing is known."""
+    """Return half of the 95% interval of the mean; not finite for one value, which has no interval."""
     if len(values) < 2:
         return math.inf
     return T95[len(values)] * statistics.stdev(values) / math.sqrt(len(values))

@@ -54,7 +54,7 @@ class Rates:
     """Rates of a model that takes no step."""
 
     def __init__(self, values: Tensor) -> None:
-        """(5, models)"""
+        """Store the rates: (5, models)."""
         self.values = values
         self.active, self.adamw, self.muon, self.bias, self.square_bias = values
 
@@ -70,7 +70,7 @@ class Group:
     """Tensors of one shape that one optimizer changes: (tensors, models, *shape)."""
 
     def __init__(self, spec: TensorSpec, names: Sequence[str], models: int, training: Training, device: torch.device) -> None:
-        """`spec`: of any of them."""
+        """Allocate the optimizer's state. `spec`: of any of the tensors."""
         self.names, self.shape, self._training = names, spec.shape, training
         self._muon = by_muon(training, spec)
         self._decay = training.weight_decay if len(spec.shape) == 2 else 0.0
@@ -81,7 +81,7 @@ class Group:
         (self._update_muon if self._muon else self._update_adamw)(gradients, rates)
 
     def each(self, of_models: Tensor) -> Tensor:
-        """A number of each model, against the values."""
+        """Return a number of each model, in the shape of the values."""
         return of_models.view(1, -1, *[1] * len(self.shape))
 
     def _update_adamw(self, gradients: Tensor, rates: Rates) -> None:
@@ -104,7 +104,7 @@ class Group:
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
-    """Newton and Schulz's iteration on each of (count, rows, columns), in bfloat16."""
+    """Return Newton and Schulz's iteration on each of (count, rows, columns), in bfloat16."""
     a, b, c = NEWTON_SCHULZ
     x = matrices.bfloat16()
     tall = x.shape[1] > x.shape[2]
@@ -128,7 +128,7 @@ class Crowd:
     rates and lengths."""
 
     def __init__(self, run: Manifest, models: int, runs: int, sequences: int, device: torch.device) -> None:
-        """`sequences`: in a model's step."""
+        """Allocate the stack. `sequences`: in a model's step."""
         self._run, self._device = run, device
         self.asked: list[Asked] = []
         self._number: dict[int, int] = {}
@@ -157,8 +157,8 @@ class Crowd:
             self._step = self._graph()
 
     def join(self, trainer: Trainer) -> None:
-        """Its live parameters become a slice of the stack, with the values that they have. Raises ValueError where it trains
-        otherwise than the crowd does."""
+        """Make its live parameters a slice of the stack, with their values. Raises ValueError if its training differs from
+        the crowd's."""
         if _alike(trainer.manifest) != _alike(self._run):
             raise ValueError("models of a crowd differ in their seeds, rates and lengths alone")
         number = self._number[id(trainer)] = len(self.asked)
@@ -193,7 +193,7 @@ class Crowd:
                 self._go_on()
 
     def _go_on(self) -> None:
-        """The last that the others wait for does the work of all."""
+        """Do the work of all, if this is the last run that the others wait for."""
         if self._waiting and self._waiting == self._running:
             try:
                 self.take_steps()
@@ -203,7 +203,7 @@ class Crowd:
             self._changed.notify_all()
 
     def take_steps(self) -> None:
-        """All that were asked for, of all models together."""
+        """Take all requested steps, of all models together."""
         count = max(len(asked.batches) for asked in self.asked)
         inputs = torch.zeros(count, *self._inputs.shape, dtype=torch.int64)
         targets, rates = torch.zeros_like(inputs), torch.tensor(Rates.NOTHING).repeat(count, len(self._inputs), 1)

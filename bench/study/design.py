@@ -72,7 +72,7 @@ TRIALS = 6
 """Settings that every arm is tried with."""
 SEEDS = 3
 SHORTER, SHORTEST = 3, 1000
-"""A trial's share of a run's length, of runs of so many steps at least."""
+"""A trial's share of a run's length, for runs of at least this many steps."""
 HALF = 192
 """Sequences of each held-out set."""
 MOST_PHASES = 4
@@ -93,7 +93,7 @@ SLOW_MOMENTA = (0.4, 0.6)
 Inner = Literal["adamw", "muon", "muon 0.9"]
 Part = Literal["", "local steps", "codec"]
 PARTS: tuple[Part, ...] = ("local steps", "codec", "")
-"""Each has what is before it, too."""
+"""Parts of a gap; each includes the parts before it."""
 Settings = Mapping[str, Mapping[str, Any]]
 
 SIZES = {
@@ -141,7 +141,7 @@ CODECS: dict[str, dict[str, Any]] = {
     CHUNKS: {"codec": "topk-int2", "k": 540, "entropy_coding": True},
     FORGETFUL: {"codec": "int4", "entropy_coding": True},
 }
-"""`top k`: of every 4,096 values; of chunks with SparseLoCo's decay. Nothing kept: no error feedback."""
+"""Codecs. `top k`: of every 4,096 values; of chunks with SparseLoCo's decay. FORGETFUL: no error feedback."""
 FACTORS = [name for name in CODECS if name != FORGETFUL]
 COCKTAIL = "drawn int4"
 """CocktailSGD's, of gradients."""
@@ -177,7 +177,7 @@ class Arm:
     mixed: float | None = None
     """Mix of bench.streaming.Streaming, for arms with fragments."""
     slow: bool = False
-    """Its draws are of SLOW_RANGES."""
+    """True: it draws from SLOW_RANGES."""
 
     @property
     def is_reference(self) -> bool:
@@ -189,7 +189,8 @@ class Arm:
 
     @property
     def uses_line(self) -> bool:
-        """Whether what it exchanges takes time and counts: a reference's does not, and who is alone exchanges nothing."""
+        """Return whether its exchange takes time and counts. A reference's does not, and a single cluster exchanges
+        nothing."""
         return not (self.is_reference or self.is_alone)
 
     @property
@@ -198,12 +199,13 @@ class Arm:
 
     @property
     def hides(self) -> bool:
-        """Whether it trains on beside its exchange, in rounds: then its gap has parts."""
+        """Return whether it trains on beside its exchange, in rounds: then its gap has parts."""
         return self.has_rounds and self.overlap != "none"
 
 
 def _arms() -> list[Arm]:
-    """Every inner optimizer with every codec, synchronous and by rebase; delayed as published; what came later with few codecs."""
+    """Return every inner optimizer with every codec, synchronous and by rebase; delayed as published; the later arms with
+    few codecs."""
     known = {
         ("adamw", "fp32", "none"): "DiLoCo",
         ("adamw", "low rank", "delayed"): "DiLoCoX",
@@ -308,7 +310,7 @@ class Choice:
 
 
 def drawn(index: int, slow: bool = False) -> Choice:
-    """The same for every arm of the same ranges: what an arm has no use for does not matter to it."""
+    """Return the same draw for every arm with the same ranges: an arm ignores values that it does not need."""
     source = random.Random(f"dilocox study {'slow ' * slow}{index}")
     inner, muon, steady = (low * (high / low) ** source.random() for low, high in (SLOW_RANGES if slow else RANGES))
     return Choice(inner, muon, steady, source.choice(SLOW_MOMENTA if slow else MOMENTA))
@@ -316,7 +318,7 @@ def drawn(index: int, slow: bool = False) -> Choice:
 
 @dataclass(frozen=True)
 class Trial:
-    """One training run. Its key is the digest of all that it depends on, but where it was run."""
+    """One training run. Its key is the digest of everything that it depends on, except the machine."""
 
     cell: Cell
     arm: str
@@ -332,12 +334,12 @@ class Trial:
 
     @property
     def clusters(self) -> int:
-        """That train."""
+        """Return the number of training clusters."""
         return 1 if self.definition.is_alone else self.cell.clusters
 
     @property
     def is_timed(self) -> bool:
-        """Whether commits come by the clock; else at once, or never."""
+        """Return whether commits come by the clock; otherwise at once, or never."""
         return self.definition.uses_line and not self.part
 
     @cached_property
@@ -356,26 +358,26 @@ class Trial:
 
     @property
     def states(self) -> type[StageState]:
-        """Class of the stage states of a lab's clusters."""
+        """Return the class of the stage states of a lab's clusters."""
         of_codec = {CHUNKS: SparseLoCoState, FORGETFUL: ForgetfulState}
         return StageState if self.part == "local steps" else of_codec.get(self.definition.codec, StageState)
 
     @cached_property
     def base(self) -> Manifest:
-        """The cell's model, as whatever arm trains it."""
+        """Return the cell's model, which is the same for each arm."""
         merged = {name: dict(section) for name, section in load_preset("tiny").model_dump(exclude_none=True).items()}
         toy = {"model_type": "llama", "sequence_length": SEQUENCE, "stages": 1, "seed": self.seed}
         merged["model"] = model_section({**toy, **SIZES[self.cell.size]}, merged["model"])
         merged["data"] |= {**self.text.settings, "seed": self.seed, "evaluation_sequences": 2 * HALF}
         merged["training"] |= {"microbatches": 1, "batch_size": self.cell.batch}
         merged["compression"] = {"codec": "fp32"}
-        merged["rounds"]["lead_weight"] = 0.5  # of arms that say nothing else
+        merged["rounds"]["lead_weight"] = 0.5  # of arms without another one
         return Manifest.model_validate(merged)
 
     @cached_property
     def site(self) -> Site:
-        """The published run's proportions at the cell's bytes: DiLoCoX's payload, every so many steps that it costs as many bits as
-        a step may, takes two thirds of its round, of which what every round costs whatever its bytes is nearly half."""
+        """Return a site with the published run's proportions at the cell's bytes. DiLoCoX's payload, sent once in the
+        steps that its bits allow, takes two thirds of its round. The fixed cost of every round is nearly half of that."""
         run, clusters = self.base, self.cell.clusters
         size = model_payload_bytes(run.model, self.published)
         one = Site(parameter_count(run.model), Step(1.0), clusters * run.tokens_per_step, clusters, Line.both_ways(1.0))
@@ -392,7 +394,7 @@ class Trial:
         return Compression.model_validate(CODECS[self.definition.codec])
 
     def inner_steps(self, compression: Compression) -> int:
-        """H with which a codec's payloads cost as many bits for each step as the cell allows; at most half of the run's steps."""
+        """Return the H with which a codec's payloads use the cell's bits for each step; at most half of the run's steps."""
         bits = 8 * model_payload_bytes(self.base.model, compression) / parameter_count(self.base.model)
         return min(max(1, math.ceil(bits / self.cell.bits)), self.cell.steps // 2)
 

@@ -36,7 +36,7 @@ BY_MOMENTUM = {INNERS[ARMS[arm].inner]["muon_momentum"]: arm for arm in (DENSE, 
 
 
 def default(cell: Cell) -> str:
-    """The arm that a preset takes whose runs are as long, on a line that leaves as many bits: what `dilocox plan` finds best, where
+    """Return the arm of a preset with equally long runs, on a link with as many bits: the choice of `dilocox plan`, if
     dense payloads make the longer rounds."""
     gaps = gaps_of(cell.steps)
     dense = gaps.gap("int2", cell.bits)
@@ -69,7 +69,7 @@ def show(found: Sequence[Row]) -> None:
 
 
 def cells(facts: Mapping[str, Any]) -> list[str]:
-    """A row as it is printed and as the page has it."""
+    """Return a row as printed and as on the page."""
     one, tuned = facts["runs"][0], facts["tuned"]
     choice = tuned["choice"]
     outer = f", outer {choice['steady_rate']:.2f} at momentum {choice['momentum']:g}" if one["inner_steps"] else ""

@@ -32,9 +32,9 @@ POINTS = 12
 
 
 def halves(dataset: Dataset, size: int) -> tuple[Batch, Batch]:
-    """(tuning, test): the held-out samples lie in the order of the text, so at most one document is in both.
+    """Return (tuning, test): the held-out samples are in the order of the text, so at most one document is in both.
 
-    Raises ConfigError where the corpus has too little held-out text.
+    Raises ConfigError if the corpus has too little held-out text.
     """
     inputs, targets = dataset.evaluation()
     if len(inputs) < 2 * size:
@@ -43,7 +43,7 @@ def halves(dataset: Dataset, size: int) -> tuple[Batch, Batch]:
 
 
 def both(trainer: Trainer, dataset: Dataset) -> tuple[float, float]:
-    """Losses of the live parameters, (tuning, test)."""
+    """Return losses of the live parameters, (tuning, test)."""
     on_cpu = trainer.device.type == "cpu"
     batch = trainer.manifest.training.batch_size if on_cpu else HALF
     tuning, test = (
@@ -132,7 +132,7 @@ def runner_of(trial: Trial) -> Callable[[Trial], dict[str, Any]]:
 
 
 def measured(trial: Trial) -> dict[str, Any]:
-    """One run, in this process."""
+    """Run one trial in this process."""
     return _or_diverged(trial, runner_of(trial))
 
 
@@ -212,7 +212,8 @@ def _found(trained: Trained, trial: Trial, inner_steps: int, arrival_step: int) 
 
 
 def run_cocktail(trial: Trial) -> dict[str, Any]:
-    """Its exchange lasts a step and is hidden behind the next, as published; losses are without that delay, which favours it."""
+    """Run CocktailSGD. Its exchange lasts a step and is hidden behind the next, as published; losses omit that delay, to
+    its advantage."""
     every = max(1, trial.run.training.total_steps // POINTS)
     cocktail = MeasuredCocktail(trial.run, trial.cell.clusters, trial.share, every, data=trial.text.folder).train()
     return _found(cocktail, trial, 0, 0)

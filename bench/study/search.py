@@ -25,7 +25,7 @@ __all__ = [
 EDGE = math.sqrt(2)
 """Factor that moves a best rate further while it is the largest or smallest tried."""
 MOST_EDGES = 8
-"""Further draws of what others are held against, at most."""
+"""Most further draws of a reference."""
 MUON_RATES = ("learning_rate", "muon_learning_rate")
 RATES: dict[Inner, Sequence[str]] = {"adamw": ("learning_rate",), "muon": MUON_RATES, "muon 0.9": MUON_RATES}
 
@@ -44,10 +44,10 @@ class Budget:
 class Tuned:
     choice: Choice
     tuning: float
-    """Its loss on the tuning set, in the short run."""
+    """Loss on the tuning set, in the short run."""
     tried: int
     at_edge: bool
-    """Whether a rate of it is the largest or smallest that was tried: then a better one may lie beyond."""
+    """True if one of its rates is the largest or smallest tried: then a better one may be beyond."""
 
 
 def shorts(cell: Cell, arm: str, text: Text, choices: Sequence[Choice]) -> list[Trial]:
@@ -59,8 +59,8 @@ def draws(cell: Cell, arm: str, text: Text, budget: Budget) -> list[Trial]:
 
 
 def next_trials(cell: Cell, arm: str, text: Text, budget: Budget, known: Known) -> list[Trial]:
-    """Those that can be run now: draws, then further ones of a reference or of who is alone, then the best with every seed. None:
-    it is finished."""
+    """Return the trials that can be run now: draws, then further ones of a reference or a single cluster, then the best
+    with every seed. None: it is finished."""
     trials = draws(cell, arm, text, budget)
     if missing := [trial for trial in trials if known(trial) is None]:
         return missing
@@ -71,12 +71,12 @@ def next_trials(cell: Cell, arm: str, text: Text, budget: Budget, known: Known) 
 
 
 def next_of(cell: Cell, arm: str, text: Text, budget: Budget, known: Known, parts: bool) -> list[Trial]:
-    """`parts`: whether those come after the arm itself."""
+    """Return the next trials. `parts`: whether those follow the arm itself."""
     return next_trials(cell, arm, text, budget, known) or (next_parts(cell, arm, text, budget, known) if parts else [])
 
 
 def next_parts(cell: Cell, arm: str, text: Text, budget: Budget, known: Known) -> list[Trial]:
-    """Those that say what the gap of a finished arm is made of, and were not run yet."""
+    """Return the missing trials for the parts of a finished arm's gap."""
     if not ARMS[arm].hides:
         return []
     return [trial for part in PARTS for trial in finals(cell, arm, text, budget, known, part) if known(trial) is None]
@@ -89,7 +89,7 @@ def finals(cell: Cell, arm: str, text: Text, budget: Budget, known: Known, part:
 
 
 def tuned(cell: Cell, arm: str, text: Text, budget: Budget, known: Known) -> Tuned:
-    """The best of what was tried: all of it was run."""
+    """Return the best of the tried settings: all trials were run."""
     trials = draws(cell, arm, text, budget)
     trials += _further(cell, arm, text, budget, known)
     losses = [_loss(known(trial)) for trial in trials]
@@ -103,7 +103,7 @@ def _loss(result: Found | None) -> float:
 
 
 def _further(cell: Cell, arm: str, text: Text, budget: Budget, known: Known) -> list[Trial]:
-    """Draws beyond the edge of what gaps are measured by, and of who is alone, up to the first that was not run yet."""
+    """Return draws beyond the edge for references of gaps, and for single clusters, up to the first missing one."""
     if ARMS[arm].uses_line:
         return []
     first = draws(cell, arm, text, budget)
@@ -131,7 +131,7 @@ def beyond(arm: str, tried: Sequence[Choice], best: Choice) -> Choice | None:
 
 
 def moved_on(tried: Sequence[float], best: float) -> float | None:
-    """A rate to be tried beyond the best, where that is the largest or the smallest that was tried."""
+    """Return the next rate beyond the best, if that is the largest or the smallest tried."""
     if best not in (max(tried), min(tried)):
         return None
     return best * (EDGE if best == max(tried) else 1 / EDGE)

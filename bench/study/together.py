@@ -38,7 +38,7 @@ class Job:
 
 
 def fits(arm: str) -> bool:
-    """Whether its runs can be trained together: not what exchanges fragments, or compressed gradients."""
+    """Return whether its runs can be trained together; those with fragments, or compressed gradients, cannot."""
     return ARMS[arm].fragments == 1 and ARMS[arm].codec != COCKTAIL
 
 

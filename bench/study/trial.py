@@ -36,7 +36,7 @@ class Point:
 @dataclass(frozen=True)
 class Found:
     tuning: float
-    """Loss of the committed model on the tuning set, nats per token; DIVERGED where that is no number."""
+    """Loss of the committed model on the tuning set, nats per token; DIVERGED if that is no number."""
     test: float
     steps: int
     """Inner steps of each cluster."""
@@ -45,7 +45,7 @@ class Found:
     bits: float
     """Sent for each parameter and inner step."""
     inner_steps: int
-    """H; 0 where there are no rounds."""
+    """H; 0 without rounds."""
     arrival_step: int
     error: float
     """Relative error of the last payloads."""
@@ -108,7 +108,7 @@ def train(trial: Trial) -> Found:
 
 
 def train_together(trials: Sequence[Trial], device: str) -> list[Found]:
-    """All of one arm in one cell, on one device."""
+    """Train all trials of one arm in one cell, on one device."""
     import torch
 
     from bench.lab import process_group_of_one
@@ -123,7 +123,7 @@ def train_together(trials: Sequence[Trial], device: str) -> list[Found]:
 
 
 def found_in(measured: dict[str, Any], took: float, device: str = "cpu") -> Found:
-    """`measured`: of a runner."""
+    """Return the result. `measured`: of a runner."""
     losses = {name: measured[name] if math.isfinite(measured[name]) else DIVERGED for name in ("tuning", "test")}
     curve = [Point(**point) for point in measured["curve"] if math.isfinite(point["test"])]
     return Found(**{**measured, **losses, "curve": curve}, took=took, device=device)

@@ -61,11 +61,11 @@ NO_TIME = (pb.REASON_LATE, pb.REASON_ABSENT, pb.REASON_DID_NOT_VOTE)
 HAD_NO_TIME = tuple(map(reason_name, NO_TIME))
 
 PATIENCE_SECONDS = 600.0
-"""Nothing is measured by this: tests wait for conditions, and a machine so loaded that it needs longer runs no tests."""
+"""Seconds for any condition. No test measures time by it: a machine so loaded that it needs longer runs no tests."""
 
 
 def wait_for(condition: Callable[[], Any], what: str) -> Any:
-    """The first true value of `condition`; fails the test when it does not come."""
+    """Return the first true value of `condition`; fail the test if it does not come."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline:
         if value := condition():
@@ -86,14 +86,14 @@ def runs(process: psutil.Process) -> bool:
 
 
 def names(process: psutil.Process, word: str) -> bool:
-    """Whether the process is alive, and `word` is its name or in its command line."""
+    """Return whether the process is alive, and `word` is its name or in its command line."""
     with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
         return word == process.name() or any(word in part for part in process.cmdline())
     return False
 
 
 def listeners(process: psutil.Process) -> list[tuple[str, int]]:
-    """(`tcp` or `udp`, port) of the process's sockets that another machine could send to."""
+    """Return (`tcp` or `udp`, port) of the process's sockets that another machine could send to."""
     found = []
     for item in process.net_connections(kind="inet"):
         kind = "udp" if item.type == socket.SOCK_DGRAM else "tcp"
@@ -127,7 +127,7 @@ class Swarm:
         return len(self.rounds())
 
     def round(self, number: int) -> dict[str, Any]:
-        """One closed round in full."""
+        """Return one closed round in full."""
         detail: dict[str, Any] = self.ask("coordinator", f"/v1/rounds/{number}")
         return detail
 
@@ -157,7 +157,7 @@ class Swarm:
         return found
 
     def wait_until_gone_from_roster(self, member: str, since: int) -> int:
-        """The first round from `since` on whose commit leaves it out of the next."""
+        """Return the first round from `since` on whose commit leaves the member out of the next."""
         peer = self.peer(member)
 
         def look() -> int | None:
@@ -168,7 +168,7 @@ class Swarm:
         return found
 
     def wait_until_counted(self, member: str, since: int) -> int:
-        """The first round from `since` on that counts the member."""
+        """Return the first round from `since` on that counts the member."""
         peer = self.peer(member)
 
         def look() -> int | None:
@@ -178,14 +178,14 @@ class Swarm:
         return found
 
     def processes(self, member: str) -> list[psutil.Process]:
-        """The member's daemon and everything below it."""
+        """Return the member's daemon and all its descendants."""
         facts = self.testnet.member(member).facts()
         assert facts is not None
         daemon = psutil.Process(facts["pid"])
         return [daemon, *daemon.children(recursive=True)]
 
     def process(self, member: str, word: str) -> psutil.Process:
-        """The member's child of that name, or with `word` in its command line."""
+        """Return the member's child of that name, or with `word` in its command line."""
         for process in self.processes(member):
             if names(process, word):
                 return process
@@ -200,7 +200,7 @@ class Swarm:
         return (self.testnet.folder / f"{member}.log").read_text()
 
     def same_states(self, round: int) -> bool:
-        """Whether every running node reports one state before `round`."""
+        """Return whether every running node reports one state before `round`."""
         nodes = [m.name for m in self.testnet.nodes if (m.facts() or {}).get("role") == "node"]
         hashes = [self.status(name).get("state_hashes", {}).get(str(round)) for name in nodes]
         return None not in hashes and len({tuple(h) for h in hashes if h}) == 1
@@ -249,7 +249,7 @@ def running(testnet: Testnet, rounds: int) -> Iterator[Swarm]:
 
 @pytest.fixture(scope="module")
 def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
-    """Shared by the tests of a module, in order: starting one takes half a minute on two cores."""
+    """Run a swarm, shared by the tests of a module, in order: a start takes half a minute on two cores."""
     testnet = build(tmp_path_factory.mktemp("e2e"), count=100_000, nodes=4)
     with running(testnet, rounds=2) as swarm:
         yield swarm

@@ -40,7 +40,7 @@ Spoil = Callable[["HostilePeer", pb.Contribution, pb.Leaves], None]
 
 
 class HostilePeer:
-    """`async with HostilePeer(link, folder) as peer: await peer.misbehave(spoil)`."""
+    """Hostile peer: `async with HostilePeer(link, folder) as peer: await peer.misbehave(spoil)`."""
 
     def __init__(self, link: JoinLink, folder: Path) -> None:
         self.link, self.folder = link, folder
@@ -146,7 +146,7 @@ class HostilePeer:
             await self.moved.wait()
 
     async def misbehave(self, spoil: Spoil) -> int:
-        """Contribute once, spoiled, as soon as we sit on the roster; returns the round."""
+        """Contribute once, spoiled, as soon as this peer is on the roster; return the round."""
         self.spoil = spoil
         await self.until(lambda: self.state.on_roster and self.state.root is not None)
         head, steps = self.state.head, self.run.rounds.inner_steps
@@ -169,7 +169,7 @@ class HostilePeer:
         return head.round
 
     async def judged(self, spoil: Spoil) -> int:
-        """Misbehave until others judge it, however busy the machine is; returns the round, when it is closed."""
+        """Misbehave until others judge it, however busy the machine is; return the round, when it is closed."""
         while True:
             number = await self.misbehave(spoil)
             while (commit := self.chain.commit(number)) is None:
@@ -186,7 +186,8 @@ class HostilePeer:
         body.norm = body.norm or norm_code(math.hypot(*(norm_of(code) for leaf in leaves.leaves for code in leaf.norms)))
 
     def payload(self, stage: int, scale: float = 1e-3, of: str = "") -> tuple[bytes, bytes]:
-        """A well-formed payload of this stage for the open round, and its norm codes; `of`: whose, default ours."""
+        """Return a well-formed payload of this stage for the open round, and its norm codes; `of`: its author, by default
+        this peer."""
         return self._payload(owner_of(self.run.run_id, of or self.identity.peer, self.state.head.round, stage), stage, scale)
 
     @cache  # noqa: B019

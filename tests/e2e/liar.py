@@ -1,4 +1,4 @@
-"""`python -P tests/e2e/liar.py LIE node …`: a real node whose evidence is not what it should be."""
+"""Real node with false evidence: `python -P tests/e2e/liar.py LIE node …`."""
 
 import sys
 from collections.abc import Awaitable, Callable
@@ -19,20 +19,20 @@ async def without(prover: Prover, nonce: bytes) -> Statement:
 
 
 async def borrowed(prover: Prover, nonce: bytes) -> Statement:
-    """Evidence that was made for another peer's key."""
+    """Return evidence that was made for another peer's key."""
     statement = await honest(prover, nonce)
     statement.body.key = b"\x01" * 32
     return seal(prover.identity, pb.KIND_EVIDENCE, prover.manifest.run_id, statement.body)
 
 
 async def replayed(prover: Prover, nonce: bytes) -> Statement:
-    """The first answer is good; every later one is the same again."""
+    """Return the first answer again at every later request."""
     said.append(await honest(prover, nonce))
     return said[0]
 
 
 async def elsewhere(prover: Prover, nonce: bytes) -> Statement:
-    """Evidence that was made for another run."""
+    """Return evidence that was made for another run."""
     statement = await honest(prover, nonce)
     statement.body.run = b"\x02" * 32
     return seal(prover.identity, pb.KIND_EVIDENCE, prover.manifest.run_id, statement.body)

@@ -31,7 +31,7 @@ def dilocox(*arguments: str) -> str:
 
 
 def archive_with(place: str, round: int) -> ArchiveHead | None:
-    """The archive's head, once it has the data, a state after `round`, and the payloads of `round`."""
+    """Return the archive's head, once it has the data, a state after `round`, and the payloads of `round`."""
     try:
         head = open_archive(place, None).head()
     except (ConfigError, LocalError, RemoteError):  # not started

@@ -49,7 +49,7 @@ CHANGES = {
 
 @pytest.fixture(scope="module")
 def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
-    """Four workers in two boxes: two copies of a pipeline, whose last stage is in the second box."""
+    """Run four workers in two hosts: two copies of a pipeline, whose last stage is in the second host."""
     testnet = build(tmp_path_factory.mktemp("boxes"), count=100_000, nodes=2, changes=CHANGES)
     lead = testnet.member(LEAD)
     lead.arguments.extend(["--cluster-boxes", "2", "--cluster-interface", "lo", "--cluster-patience-seconds", "60"])
@@ -80,7 +80,7 @@ def test_two_boxes_are_counted_as_one_cluster(swarm: Swarm):
 
 @pytest.mark.parametrize("name", [LEAD, BOX])
 def test_only_the_daemon_listens_and_the_workers_on_the_interface_that_was_named(swarm: Swarm, name: str):
-    """Here that is loopback; and so is the store at which the workers of both boxes meet."""
+    """Check the interface, here loopback; the store at which the workers of both hosts meet is there, too."""
     facts = swarm.testnet.member(name).facts()
     assert facts is not None
     ports = {("tcp", facts[each]) for each in ("port", "dht_port") if each in facts}
@@ -119,7 +119,7 @@ def test_who_has_a_part_of_the_model_or_none_reads_it_from_the_run(swarm: Swarm,
     assert {"model.embed_tokens.weight", "lm_head.weight"} <= weights.keys()
 
     def replayed() -> bool:
-        snapshot = 1 + (swarm.open_round() - 3) // 4 * 4  # kept for several rounds: the others' states go while we look
+        snapshot = 1 + (swarm.open_round() - 3) // 4 * 4  # stored for several rounds: other states are deleted during the check
         found: Any = dilocox("verify", "--join", f"@{link}", "--replay", str(snapshot))
         return isinstance(found, list) and len(found[0]["replayed"]) == 3
 
@@ -183,7 +183,8 @@ def test_a_box_that_is_killed_costs_the_other_cluster_no_round(swarm: Swarm):
 
 
 def test_who_is_left_shares_out_the_stages_of_a_box_that_stays_away(swarm: Swarm):
-    """Its states come from another cluster; when it is back it hosts them again."""
+    """Check a host that stays absent: its stages' state comes from another cluster, and when it is back it hosts them
+    again."""
     before = swarm.open_round()
     swarm.testnet.kill(swarm.testnet.member(BOX), signal.SIGKILL)
     alone = [{"peer": swarm.peer(LEAD), "stages": [0, 1, 2]}]

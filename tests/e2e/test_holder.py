@@ -20,7 +20,8 @@ ACCOUNTS = {f"node-{number}": bytes([number]) * 20 for number in (1, 2, 3)}
 
 @pytest.fixture(scope="module")
 def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
-    """Three nodes that say they are where they are not, one more that a test starts, and the holder that the run names."""
+    """Run three nodes that report wrong addresses, the relay that the run names, and prepare one more node that a test
+    starts."""
     folder = tmp_path_factory.mktemp("hidden")
     home = folder / "holder"
     holder = load_identity(home / "identity.key").peer
@@ -37,7 +38,7 @@ def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
 
 
 def test_everybody_is_counted_by_what_the_holder_keeps(swarm: Swarm):
-    """Each payload leaves its author once, however many fetch it."""
+    """Check that each payload leaves its author once, however many peers fetch it."""
     holder = swarm.peer("holder")
     names = [f"node-{number}" for number in (1, 2, 3)]
     swarm.wait_for_round(4)

@@ -46,6 +46,6 @@ def test_coordinator_and_node_that_moved_are_found(tmp_path: Path):
 
 
 def _wait_until_the_dht_has_the_coordinator(swarm: Swarm, nodes: list[str]) -> None:
-    """Wait until the coordinator wrote down where the nodes are: with that it finds the DHT again."""
+    """Wait until the coordinator wrote the nodes' addresses, with which it finds the DHT again."""
     home = swarm.testnet.member("coordinator").home
     wait_for(lambda: list(home.glob("runs/*/peers.json")), "the coordinator knows peers for its next start")

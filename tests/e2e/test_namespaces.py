@@ -21,7 +21,7 @@ LEAD, BOX, OTHER, LATE = "node-1", "node-1-box-2", "node-2", "node-2-box-2"
 
 @pytest.fixture(scope="module")
 def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
-    """Each cluster has two copies of a pipeline, whose last stage is in the second box."""
+    """Run clusters with two copies of a pipeline, whose last stage is in the second host."""
     folder, lines = tmp_path_factory.mktemp("namespaces"), LinkRates(lan=1e9, wan=1e8)
     testnet = build(folder, count=100_000, nodes=2, options=["--no-dht"], changes=CHANGES, boxes=2, lines=lines)
     testnet.coordinator.arguments.append("--no-dht")

@@ -32,7 +32,7 @@ def receiver() -> Iterator[Receiver]:
 
 @pytest.fixture(scope="module")
 def swarm(tmp_path_factory: pytest.TempPathFactory, receiver: Receiver) -> Iterator[Swarm]:
-    """Three nodes, of which one sends notices; a fourth that a test starts."""
+    """Run three nodes, of which one sends notices, and prepare a fourth that a test starts."""
     folder = tmp_path_factory.mktemp("operator")
     testnet = build(folder, count=100_000, nodes=4, options=["--devices", "1"])
     (folder / "hook").write_text(f"{receiver.url}/hook\n")
@@ -131,6 +131,6 @@ def test_hours_of_the_day_are_kept(swarm: Swarm):
 
 
 def tells_why(swarm: Swarm, name: str, hours: str) -> bool:
-    """The open round may close before it is asked about."""
+    """Return whether the open round's reason names the hours; the round may close before the request."""
     said = swarm.ask(name, f"/v1/explain/{swarm.open_round()}")
     return f"not on the roster; it is paused: until {hours[:5]} (--hours {hours})" in json.dumps(said)

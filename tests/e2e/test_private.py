@@ -24,7 +24,7 @@ from tests.e2e.test_your_model import make_hub, make_smaller
 pytestmark = pytest.mark.e2e
 PAGE = Path(__file__).parents[2] / "examples" / "private-finetune" / "README.md"
 SITES = {"SITE-A": "ABCDEFGH", "SITE-B": "IJKLMNOP", "SITE-C": "QRSTUVWX"}
-"""Each writes of other things than the others, which the text that all share has of all."""
+"""Letters of each site's text; the shared text has those of all sites."""
 
 
 SMALLER = {r"^count = .*$": "count = 8", r"^synchronous_rounds = .*$": "synchronous_rounds = 8"}
@@ -32,7 +32,7 @@ SMALLER = {r"^count = .*$": "count = 8", r"^synchronous_rounds = .*$": "synchron
 
 
 def write(folder: Path, letters: str, number: int) -> None:
-    """A text in a language of these letters."""
+    """Write a text in a language of these letters."""
     alike = words(3, 60, number)
     spelt = [re.sub(r"[a-z]", lambda found: letters[ord(found[0]) % len(letters)], text) for text in alike]
     (folder / f"{letters}-{number}.txt").write_text("\n".join(spelt))

@@ -48,7 +48,7 @@ async def turned(mallory: HostilePeer) -> list[StageState]:
 
 
 async def attack(mallory: HostilePeer) -> int:
-    """Once; returns the round, when it is closed."""
+    """Attack once; return the round, when it is closed."""
     states = await turned(mallory)
 
     def spoil(peer: HostilePeer, body: pb.Contribution, leaves: pb.Leaves) -> None:

@@ -362,7 +362,7 @@ def test_hostile_peers_are_excluded_with_their_reasons(swarm: Swarm, tmp_path: P
 
     async def story() -> list[tuple[int, str]]:
         results = []
-        for first in range(0, len(stories), 2):  # who missed two commits would have to rest
+        for first in range(0, len(stories), 2):  # a node that missed two commits would have to rest
             async with HostilePeer(link, tmp_path / f"mallory-{first}") as mallory:
                 for spoil, _ in stories[first : first + 2]:
                     number = await asyncio.wait_for(mallory.judged(spoil), PATIENCE_SECONDS)
@@ -403,7 +403,7 @@ def test_a_node_that_nobody_can_dial_is_counted_by_what_others_keep(swarm: Swarm
     swarm.testnet.kill(late, signal.SIGTERM)
     wait_until_gone(processes)
     reachable = list(late.arguments)
-    late.arguments.extend(["--host", "192.0.2.1"])  # where it is not
+    late.arguments.extend(["--host", "192.0.2.1"])  # an address of another machine
     swarm.testnet.start(late)
     try:
         wait_for(lambda: swarm.status(late.name).get("reachable") is False, "it heard that nobody can dial it")
@@ -443,7 +443,7 @@ def on_a_small_disk(folder: Path) -> Iterator[None]:
     finally:
         try:
             move(folder, aside)
-        finally:  # also where a daemon still writes there
+        finally:  # also if a daemon still writes there
             subprocess.run(["umount", "--lazy", str(folder)], check=True)
         shutil.rmtree(folder)
         aside.rename(folder)

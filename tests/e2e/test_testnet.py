@@ -29,7 +29,7 @@ pytestmark = pytest.mark.e2e
 def start(
     tmp_path: Path, count: int, *options: str, overlap: str = "rebase", changes: dict[str, str] | None = None
 ) -> subprocess.Popen[str]:
-    """`changes`: replacements in the run file."""
+    """Start a testnet. `changes`: replacements in the run file."""
     run_file = tmp_path / "run.toml"
     owner = load_identity(run_file.with_suffix(".key"))
     text = stdlib().into(RUN).replace("{owner}", owner.key.hex()).replace("{count}", str(count))
@@ -140,7 +140,7 @@ def test_ctrl_c_at_any_point_leaves_no_process(tmp_path: Path, after: str):
 def test_a_detached_testnet_that_is_interrupted_leaves_no_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ):
-    """It would outlive who started it: a coordinator without nodes."""
+    """Check it, because a coordinator without nodes would outlive its starter."""
     started: list[psutil.Process] = []
 
     def interrupted(testnet: Testnet, link: Path) -> None:

@@ -177,7 +177,7 @@ def test_the_page_s_commands_make_a_model_from_nothing(tmp_path: Path, monkeypat
 
 
 def _held_out(folder: Path) -> list[float]:
-    """Loss of the committed states."""
+    """Return the losses of the committed states."""
     [chain] = [path for path in (folder / "home").rglob("chain.db") if "coordinator" in str(path)]
     with ChainFile.for_reading(chain) as opened:
         return [commit.body.evaluation_loss for commit in opened.commits() if commit.body.evaluated]
@@ -193,7 +193,7 @@ def make_smaller(run_file: Path, smaller: Mapping[str, str]) -> None:
 
 @torch.no_grad()
 def _began_there_and_moved(folder: Path) -> None:
-    """Three rounds at a small rate: nearer to where it began than anything random (1.4), and not there; untied."""
+    """Check three rounds at a small rate: nearer to the initial weights than random ones (1.4), not equal to them; untied."""
     run = Manifest.from_toml((folder / "my-run.toml").read_text())
     before, after = (AutoModelForCausalLM.from_pretrained(folder / name, dtype=torch.float32) for name in ("HUB", "my-model"))
     assert str(run.model.initial) in (folder / "my-model/README.md").read_text()

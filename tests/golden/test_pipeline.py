@@ -25,7 +25,7 @@ from tests.processes import in_processes
 class Ran:
     run: Manifest
     told: list[list[float]]
-    """Each step's loss, norm and flags, then the loss of the evaluation: the same in all workers."""
+    """Loss, norm and flags of each step, then the loss of the evaluation: the same in all workers."""
     held: dict[str, list[str]]
     """Digests of the live parameters by stage, after four steps, and at the start of the next phase."""
     peaks: list[int]
@@ -77,7 +77,7 @@ def test_workers_together_weigh_each_token_alike(tmp_path: Path):
 
 
 def on_adapters(run: Manifest, store: BlobStore) -> Manifest:
-    """The same run on adapters of weights from its seed, which are put into the store."""
+    """Return the same run on adapters of weights from its seed, which are put into the store."""
     sections = run.model_dump(mode="json")
     sections["compression"] = {"codec": "int4"}
     sections["model"]["lora"] = {"rank": 4, "alpha": 8.0, "base": "00" * 32}
@@ -114,7 +114,7 @@ def test_every_schedule_computes_the_same_bits(schedule: str, recompute: bool, a
 
 @pytest.mark.e2e
 def test_a_looped_schedule_goes_round_more_than_two_workers(alone: Ran, tmp_path: Path):
-    """Three workers, four microbatches: more than one for each, and not a multiple."""
+    """Check three workers with four microbatches: more than one for each, and not a multiple."""
     ran = run_mesh(tmp_path, 7, 3, **UNCLIPPED, schedule="interleaved")
     assert ran.held == alone.held
     assert ran.peaks == pytest.approx([planned(ran.run, worker, 3) for worker in range(3)], rel=0.1)
@@ -141,7 +141,7 @@ def planned(run: Manifest, worker: int, workers: int) -> int:
 
 @pytest.mark.e2e
 def test_workers_pass_on_the_precision_of_the_run(alone: Ran, tmp_path: Path):
-    """bf16 has 8 bits: losses of a small model differ from the third digit on, and hardly more where stages pass them on."""
+    """Check bf16 with its 8 bits: losses of a small model differ from the third digit on, and hardly more between stages."""
     losses = [[step[0] for step in run_mesh(tmp_path, 7, n, **UNCLIPPED, precision="bf16").told] for n in (1, 2)]
     for found in losses:
         assert found != [step[0] for step in alone.told]

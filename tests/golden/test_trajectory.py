@@ -79,7 +79,7 @@ def test_a_site_s_clock_says_when_a_commit_arrives_and_what_the_time_is():
 
 
 def test_the_lab_trains_on_while_a_commit_is_late():
-    """Ten steps late, of a round of six; of at most eight: it waits the last two."""
+    """Check a commit ten steps late, in a round of six with a limit of eight: the cluster waits for the last two."""
     site = Site(1, Step(1.0), 1.0, clusters=2, line=Line.both_ways(math.inf), fixed_seconds=10.0)
     for most, steps in ((12, 10), (8, 8)):
         lab = Lab(run_with("rebase", max_inner_steps=most), data=text().folder, clusters=2, site=site).rounds()
@@ -96,7 +96,7 @@ def test_every_cluster_holds_the_same_bits():
 
 @pytest.mark.parametrize("lead_weight", [1.0, 0.5])
 def test_in_place_copies_match_an_out_of_place_reference(lead_weight: float):
-    """The rebase's two rules, and the share of private progress, with fresh tensors for everything, against the four copies."""
+    """Compare the rebase's two rules, and the local mix, computed with fresh tensors, with the four copies."""
     run = run_with("rebase", lead_weight)
     state = StageState(run, 0)
     generator = torch.Generator().manual_seed(0)
@@ -183,7 +183,7 @@ def test_momentum_zero_and_one_cluster_is_plain_local_training_without_compressi
     lab = Lab(run, data=text().folder, clusters=1).rounds()
     (trainer,) = lab.trainers
     for state in trainer.states:
-        # Θ' = Θ - decoded and feedback = delta - decoded, so Θ' - feedback is where training stood.
+        # Θ' = Θ - decoded and feedback = delta - decoded, so Θ' - feedback is the end of training.
         before = initial_state(run, state.stage).parameters
         assert not torch.equal(state.parameters, before)
         assert float(state.feedback.norm()) < float((state.parameters - before).norm())

@@ -30,7 +30,7 @@ WORKERS = 2
 DEADLINE_SECONDS = 240.0
 """Seconds for all rounds together, on a machine that is busy with other work."""
 LATE = (3, 1)
-"""(round, cluster): this commit is held back until the cluster has taken max_inner_steps and waits."""
+"""(round, cluster) whose commit is delayed until the cluster has taken max_inner_steps and waits."""
 
 
 def run_with(**rounds: object) -> Manifest:

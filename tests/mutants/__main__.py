@@ -55,7 +55,8 @@ SLOW = "tests/unit/test_faults.py::test_a_thousand_strangers_fill_no_commit"
 KILLED = ("killed", "timeout", "suspicious")
 MUTMUT_MINUTES = 25.0
 ENDLESS, LEAST_SECONDS = 20, 300.0
-"""Tests do not end that take so many times longer than without a patch, beside others of their kind, and so long at least."""
+"""Tests count as endless if they take this many times longer than without a patch, beside others of their kind, and at
+least this long."""
 
 
 def copy_tree(folder: Path) -> None:

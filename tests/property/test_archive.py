@@ -27,11 +27,11 @@ from tests.helpers import COORDINATOR, identity
 
 
 class Killed(RemoteError):
-    """Nothing is done any more."""
+    """Error after the kill, for any later call."""
 
 
 class Memory:
-    """Objects in memory; after so many changes none is made any more."""
+    """Objects in memory; after a number of changes no more are made."""
 
     url = "memory"
 
@@ -192,7 +192,7 @@ def _whole(archive: Archive, run: Manifest, commits: list[Statement]) -> bool:
 
 
 def test_nothing_else_goes(story: Story):
-    """An archive beside other objects removes none of them, whatever their names are like."""
+    """Check that an archive beside other objects removes none of them, whatever their names."""
     memory = Memory()
     others = {"blobs/mine": b"1", "heads/mine": b"2", "heads/7": b"3", "photos/000001": b"4"}
     memory.objects.update(others)
@@ -215,7 +215,7 @@ def test_an_archive_that_is_complete_is_not_written_again(story: Story):
 
 @pytest.fixture(scope="module")
 def full(story: Story) -> dict[str, bytes]:
-    """The objects of an archive that has everything."""
+    """Return the objects of an archive that has everything."""
     memory = Memory()
     asyncio.run(archived(story, memory, PLAIN, None, True, PHASES))
     return memory.objects

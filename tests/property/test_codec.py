@@ -174,8 +174,8 @@ def test_the_even_rotated_grid_beats_the_plain_one():
 
 @pytest.mark.parametrize("elements", [1, 2, 3, GROUP - 1, GROUP, GROUP + 1, STRETCH + 2 * GROUP + 7])
 def test_two_bits_take_what_they_can_of_bell_curves_of_any_length(elements: int):
-    """Lloyd's quantiser of four levels leaves 0.343 of a bell curve (Max 1960); a group of one or two values nothing but bfloat16's
-    rounding."""
+    """Compare with Lloyd's quantiser of four levels, which leaves 0.343 of a bell curve (Max 1960). A group of one or two
+    values leaves only bfloat16's rounding."""
     x = torch.randn(elements, generator=torch.Generator().manual_seed(elements)) * (1 + torch.arange(elements) // GROUP)
     back = decoded(encode(x, wire.Layout(wire.Form.INT2, 1, elements)).packed).flatten()
     assert torch.equal(back < 0, x < 0)

@@ -56,7 +56,7 @@ def test_what_was_owed_is_what_is_sent_plus_what_is_left(seed: int, compression:
 
 
 def swarm_round(states: list[StageState], work: list[torch.Tensor], medians: list[float]) -> None:
-    """Every cluster adds its work and sends; what the clip cuts off returns. `medians` gains the round's."""
+    """Add every cluster's work and send; the clipped part returns. `medians` gains the round's median."""
     run, sent = states[0].manifest, {}
     for index, (state, part) in enumerate(zip(states, work, strict=True)):
         state.feedback.add_(part)

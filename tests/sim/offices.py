@@ -31,7 +31,7 @@ from tests.fake_store import FakeStore
 from tests.helpers import COORDINATOR, Table, identity
 
 PATIENCE_SECONDS = 1.0
-"""So long an answer of the store is waited for, as etcd.REQUEST_SECONDS."""
+"""Seconds to wait for an answer of the store, as etcd.REQUEST_SECONDS."""
 OFFER_SECONDS = 1.0
 
 
@@ -63,7 +63,7 @@ class Loop(asyncio.BaseEventLoop):
         return future
 
     def due(self) -> float | None:
-        """When there is something to do; None: never by itself."""
+        """Return the time of the next event; None: never without a message."""
         if self._ready:  # type: ignore[attr-defined]
             return self.time()
         timers = [timer.when() for timer in self._scheduled if not timer.cancelled()]  # type: ignore[attr-defined]

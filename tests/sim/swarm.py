@@ -37,9 +37,9 @@ CONNECT_SECONDS = 2.0
 CHECK_SECONDS = 0.3
 """About how long fetching and checking one contribution takes."""
 LAUNCH_SECONDS = 2.0
-"""About how long the workers of a cluster's boxes take to start."""
+"""Approximate seconds in which the workers of a cluster's hosts start."""
 PATIENCE_SECONDS = 12.0
-"""So long a lead waits for its other box before it hosts all stages itself."""
+"""Seconds that a lead host waits for its other host before it hosts all stages itself."""
 SYNC_SECONDS = 0.05
 """About how long a batch takes to the coordinator's disk."""
 WALL_MS = 1_700_000_000_000
@@ -65,7 +65,7 @@ class SimPeer:
     identity: Identity
     hostile: Callable[["SimPeer", pb.Contribution], None] | None = None
     accuses: bool = False
-    """Finds all work wrong that it is drawn to audit."""
+    """True: it reports all work as wrong that it is drawn to audit."""
     speed: float = 1.0
     up: bool = False
     life: int = 0
@@ -73,7 +73,7 @@ class SimPeer:
     disk: Disk = field(default_factory=Disk)
     connected: bool = False
     phase_ends: float = 0.0
-    """When the running local phase is over; phases follow each other without a pause."""
+    """End of the running local phase; phases follow each other without a pause."""
     halted: str = ""
     last_arrival: float = 0.0
     team: "Boxes | None" = None
@@ -170,7 +170,7 @@ class SimPeer:
         try:
             after, commit = self.swarm.extend(self.head, envelope)
         except RemoteError:
-            self.swarm.stream_broke(self, at_once=False)  # a gap: the next stream starts where we are
+            self.swarm.stream_broke(self, at_once=False)  # a gap: the next stream starts at our head
             return
         self.keep(commit)
         self.feed(member.Committed(commit, after))
@@ -225,7 +225,7 @@ class SimPeer:
         return self.run.rounds.inner_steps * STEP_SECONDS * self.speed * self.swarm.random.uniform(0.8, 1.5)
 
     def phase_over(self) -> None:
-        """The workers have done their steps: contribute where the round is ours, and train on."""
+        """Contribute at the end of the workers' steps, if the peer is on the round's roster, and train on."""
         head = self.head
         lease = head.ledger.leases.get(self.name)
         if (
@@ -266,7 +266,7 @@ class SimPeer:
         self.feed(member.Judged(contribution.digest, (reason, 0)))
 
     def score(self, contribution: Statement[pb.Contribution]) -> None:
-        harmful = contribution.body.error > 1  # as much as a tensor-free model can say of it
+        harmful = contribution.body.error > 1  # as much as a model without tensors can measure
         self.feed(Scored(contribution.digest, Score(2.0, 2.5, -0.5) if harmful else Score(2.0, 1.5, 0.5)))
 
     def sample(self) -> None:
@@ -284,12 +284,12 @@ class SimPeer:
 
 @dataclass
 class Boxes:
-    """A cluster of two boxes, as its lead's team and the other's follower move their machines (node/boxes)."""
+    """Cluster of two hosts, as its lead host's team and the other host's follower drive their machines (node/boxes)."""
 
     lead: SimPeer
     box: SimPeer
     cut: bool = False
-    """The line between them."""
+    """True while the link between them is cut."""
     formed: bool = False
     """True once both hosts were present in this incarnation of the lead host."""
     running: bool = False
@@ -299,7 +299,7 @@ class Boxes:
     generation: int = 0
 
     def look(self) -> None:
-        """Whenever one came or went, or the line did."""
+        """Check the hosts, whenever one starts or ends, or the link changes."""
         here = self.box.up and not self.cut
         if not self.lead.up:
             self.formed = self.running = False
@@ -388,14 +388,14 @@ class Swarm:
         heapq.heappush(self._heap, (self.now + seconds, self._count, action))
 
     def at(self, time: float, action: Callable[[], None]) -> None:
-        """`time` after the beginning."""
+        """Run an action at `time` after the beginning."""
         self.after(1000.0 + time - self.now, action)
 
     def reaches(self, peer: SimPeer) -> bool:
         return self.coordinator_up and not self.coordinator_cut and peer.up and peer.name not in self.cut
 
     def send(self, peer: SimPeer, action: Callable[[], None]) -> None:
-        """One message between a peer and the coordinator: delayed, perhaps lost with its stream."""
+        """Send one message between a peer and the coordinator: delayed, perhaps lost with its stream."""
         life, coordinator_life = peer.life, self.coordinator_life
 
         def arrive() -> None:
@@ -440,7 +440,7 @@ class Swarm:
             self.send(lead, arrive)
 
     def stream_broke(self, peer: SimPeer, at_once: bool) -> None:
-        """A killed process is noticed at once, a cut line when the liveness window has passed."""
+        """Close a stream: a killed process is noticed at once, a cut link when the liveness window has passed."""
         peer.connected = False
         if peer.up and hasattr(peer, "state"):
             peer.feed(member.Away())
@@ -638,8 +638,9 @@ class Swarm:
         self.at(until, restore)
 
     def _length_that_peers_restore(self, length: int) -> int:
-        """Return the shortest chain, from `length` on, whose lost commits are on the disks of more than half of its roster: a
-        coordinator that hears so many gets them back. Without them nobody could tell it that it signed these rounds already."""
+        """Return the shortest chain, from `length` on, whose lost commits are on the disks of more than half of its
+        roster. A coordinator with that many live peers gets them back. Otherwise no peer could report that it signed
+        these rounds already."""
         head = initial_head(COORDINATOR.peer, self.run.model.root)
         for number, commit in enumerate(self.commits):
             if number >= length and self._is_held(head):
@@ -666,12 +667,12 @@ class Swarm:
         self.at(until, restore)
 
     def boxes(self, lead: int, box: int) -> None:
-        """These two are one cluster. Before the beginning."""
+        """Make these two peers one cluster, before the beginning."""
         team = Boxes(self.peers[lead], self.peers[box])
         team.lead.team = team.box.team = team
 
     def cut_boxes(self, lead: int, at: float, until: float) -> None:
-        """The line between a lead and its other box."""
+        """Cut the link between a lead host and its other host."""
         team = self.peers[lead].team
         assert team is not None
 
@@ -711,7 +712,7 @@ class Swarm:
     # Running
 
     def run_for(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
-        """Whether `until` became true."""
+        """Run the swarm; return whether `until` became true."""
         end = self.now + seconds
         while self._heap and self._heap[0][0] <= end:
             self.now, _, action = heapq.heappop(self._heap)

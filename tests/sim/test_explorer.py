@@ -139,7 +139,7 @@ def replay(swarm: Swarm, number: int) -> None:
 
 
 def equivocate(swarm: Swarm, number: int) -> None:
-    """A peer signs a second contribution for the open round."""
+    """Sign a second contribution for the open round."""
     peer = swarm.peers[number]
     own = peer.state.open.own.get(pb.KIND_CONTRIBUTION) if peer.up else None
     if swarm.coordinator_up and own is not None:
@@ -158,7 +158,7 @@ def stranger_claims(swarm: Swarm, number: int) -> None:
 
 
 def strangers_come_and_go(swarm: Swarm, first: int) -> None:
-    """More of them than may wait claim seats and leave again."""
+    """Claim seats from more unknown peers than may wait, and leave again."""
     for number in range(first, first + limits.CLAIMS):
         stranger_claims(swarm, number)
         head = swarm.state.head
@@ -294,7 +294,7 @@ def explore(
     run: Manifest = RUN,
     first: Callable[[Swarm], None] = lambda swarm: None,
 ) -> Swarm:
-    """`first`: called before any peer starts."""
+    """Explore a schedule. `first`: called before any peer starts."""
     swarm = Swarm(run, PEERS, seed, loss=0.002, delay=0.2)
     first(swarm)
     if boxes:

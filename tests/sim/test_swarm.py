@@ -129,7 +129,7 @@ def test_hostile_peers_are_never_counted_and_stop_nobody():
 
 
 def harmful(peer: SimPeer, body: pb.Contribution) -> None:
-    """Well made, and it makes the model worse."""
+    """Make a valid contribution that makes the model worse."""
     body.error = 2.0
 
 
@@ -221,7 +221,7 @@ def test_one_of_two_goes_for_long_and_the_other_waits_without_a_round_in_vain(go
 
 @pytest.mark.parametrize("seed", range(5))
 def test_who_pauses_between_rounds_costs_the_others_nothing(seed: int):
-    swarm = build(4, seed, rounds=12, loss=0.0)  # a line that breaks costs a vote
+    swarm = build(4, seed, rounds=12, loss=0.0)  # a broken link costs a vote
     swarm.pause([1], 120.0, 260.0)
     swarm.pause([2], 130.0, 131.0)  # it changed its mind before it had left
     swarm.run_until_finished(4000)

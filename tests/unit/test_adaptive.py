@@ -1,4 +1,5 @@
-"""The adaptive rank: it follows what is measured, either way, within bounds, and stays where measurements are missing or absurd."""
+"""Tests of the adaptive rank: it follows the measurements, up and down, within bounds, and stays if they are missing or
+absurd."""
 
 import math
 

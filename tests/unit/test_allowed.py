@@ -1,4 +1,5 @@
-"""Faults of a run file: each names setting, value and allowed values. No word of the library that checks it reaches a person."""
+"""Tests of faults in a run file: each error names setting, value and allowed values, without words of the validation
+library."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The house's rules: who may import whom, how long files are, that generated code is current."""
+"""Tests of the house's rules: allowed imports, file lengths, current generated code."""
 
 import ast
 import builtins
@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "testnet": {"protocol", "transport", "views", "coordinator", "node"},
     "cli": {"protocol", "transport", "views", "coordinator", "node", "testnet"},
 }
-"""Which rooms a room may import besides itself: data flows one way."""
+"""Packages that a package may import besides itself: data flows one way."""
 HEAVY = {"torch", "transformers", "safetensors"}
 WORLD = {"asyncio", "socket", "os", "time", "random", "secrets", "pathlib", "subprocess", "threading", "sqlite3"}
 WORLD |= {"grpc", "aiohttp", "torch"}
@@ -53,7 +53,7 @@ RULES_OF_CHECKS = {
 }
 """Modules of the protocol that only checks import."""
 SWITCHES = {"audit", "scoring", "availability", "settlement", "private"}
-"""Sections and keys of a manifest that say which checks a run has."""
+"""Sections and keys of a manifest that turn on a run's checks."""
 
 
 def words(path: Path) -> set[str]:
@@ -63,7 +63,7 @@ def words(path: Path) -> set[str]:
 
 
 def imports(path: Path, top_level_only: bool = False) -> set[str]:
-    """Modules that a file imports, dotted."""
+    """Return the modules that a file imports, dotted."""
     found: set[str] = set()
     nodes = ast.parse(path.read_text()).body if top_level_only else ast.walk(ast.parse(path.read_text()))
     for node in nodes:
@@ -79,7 +79,7 @@ def roots(path: Path) -> set[str]:
 
 
 def rooms(path: Path) -> set[str]:
-    """Our own rooms that a file imports."""
+    """Return our packages that a file imports."""
     return {name.split(".")[1] for name in imports(path) if name.startswith("dilocox.")}
 
 
@@ -175,7 +175,7 @@ def test_children_do_not_run_what_lies_in_the_current_folder():
 
 
 def test_whoever_starts_a_process_on_the_loop_ends_it_in_one_way():
-    """Who is cancelled while he collects it would leave a zombie."""
+    """Check that cancellation while a process is collected leaves no zombie."""
     for path in SOURCES:
         text = path.read_text()
         assert "create_subprocess" not in text or path.name == "processes.py", path
@@ -204,7 +204,7 @@ def test_nothing_unpickles_and_nothing_of_torch_listens():
 
 
 def test_tests_and_benches_reach_for_no_private_name():
-    """But their own, and asyncio's, of which there is no other."""
+    """Check private names. Allowed are those of the file itself, and asyncio's without a public equivalent."""
     for path in [*(ROOT / "tests").rglob("*.py"), *(ROOT / "bench").rglob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.endswith("__"):
@@ -278,7 +278,7 @@ print(*sys.modules)
 
 
 def loaded_by(program: str) -> set[str]:
-    """Return the modules that a program of its own prints."""
+    """Return the modules that a separate program prints."""
     command = [sys.executable, "-P", "-c", program]
     done = subprocess.run(command, cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE)
     assert done.returncode == 0

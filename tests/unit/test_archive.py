@@ -1,4 +1,4 @@
-"""What an archive keeps: blobs and heads, in a folder and in a double of S3, plain and sealed."""
+"""Tests of an archive's content: blobs and heads, in a folder and in a double of S3, plain and sealed."""
 
 import os
 import shutil
@@ -31,7 +31,8 @@ SIZES = (0, 1, limits.CHUNK_BYTES, limits.CHUNK_BYTES + 1, 3 * limits.CHUNK_BYTE
 
 @contextmanager
 def moto_double(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """moto's S3, another double, by others, which is no dependency of ours; the name of a bucket that is new: it remembers them."""
+    """Run moto's S3, an independent double, which is no dependency of ours; yield the name of a new bucket, because it
+    remembers them."""
     bucket = f"bucket-{os.urandom(8).hex()}"
     reason = "moto's double of S3 is not here: pip install 'moto[server]'"
     server = pytest.importorskip("moto.server", reason=reason).ThreadedMotoServer(port=0, verbose=False)
@@ -63,7 +64,7 @@ PLACES = ("folder", "sealed folder", "S3 double", "sealed S3 double", "moto", "b
 
 @pytest.fixture(params=[*PLACES, *(pytest.param(name, marks=pytest.mark.thorough) for name in ("ceph", "sealed ceph"))])
 def fresh(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Archive]]:
-    """Opens the archive anew each time."""
+    """Open the archive again each time."""
     key = None
     if "sealed" in request.param:
         key = tmp_path / "archive.key"
@@ -213,7 +214,7 @@ def test_a_size_that_an_index_only_claims_costs_nothing(tmp_path: Path, monkeypa
 
 
 def test_a_transfer_that_was_cut_goes_on(fresh: Callable[[], Archive], tmp_path: Path):
-    """Chunks that are there are not sent, nor fetched, again."""
+    """Check that present chunks are not sent, nor fetched, again."""
     archive, store, other = fresh(), BlobStore(tmp_path / "one"), BlobStore(tmp_path / "other")
     blob = store.put([content(6 * limits.CHUNK_BYTES)])
     cut = Counting(archive.storage, fails_at=3)
@@ -235,7 +236,7 @@ def test_a_transfer_that_was_cut_goes_on(fresh: Callable[[], Archive], tmp_path:
 
 
 class Counting:
-    """A storage that fails after so many puts and gets, or at chunks from a number on: several are under way at once, in any
+    """Storage that fails after a number of puts and gets, or at chunks from a number on: several run at once, in any
     order."""
 
     def __init__(self, inner: Storage, fails_at: int | None = None, lost_from: int | None = None) -> None:
@@ -277,7 +278,7 @@ class Counting:
         self.inner.delete(name)
 
 
-# What it refuses
+# Rejections
 
 
 def test_a_place_that_no_archive_made_is_left_alone(tmp_path: Path):
@@ -329,7 +330,7 @@ def test_a_sealed_archive_says_neither_content_nor_digests(tmp_path: Path):
 
 
 def test_an_object_in_anothers_place_does_not_open(tmp_path: Path):
-    """Nor an old head under a new number."""
+    """Check it also for an old head under a new number."""
     key = tmp_path / "a.key"
     make_key(key)
     archive = create_archive(str(tmp_path / "sealed"), RUN, key)
@@ -378,7 +379,7 @@ def test_a_file_is_no_archive_and_nothing_lies_in_it(tmp_path: Path):
 
 
 def test_a_folder_that_a_kill_left_half_written_goes_whole(tmp_path: Path):
-    """What a write was killed at has a name that only we give; files that others put there stay."""
+    """Check a killed write: its temporary name is reserved, and files of others stay."""
     archive, store = create_archive(str(tmp_path / "archive"), RUN, None), BlobStore(tmp_path / "one")
     blob, other = store.put([content(2 * limits.CHUNK_BYTES)]), store.put([b"other"])
     for each in (blob, other):
@@ -438,7 +439,7 @@ def test_a_head_with_a_gap_is_refused():
         ArchiveHead.parse(whole.model_copy(update={"segments": segments}).model_dump_json().encode())
 
 
-# What is due
+# Objects to archive
 
 
 def test_one_state_in_so_many_rounds_is_due():
@@ -463,7 +464,7 @@ def test_spans_of_rounds():
 
 
 def test_a_bucket_that_overwrites_what_it_is_told_not_to_is_refused():
-    """`rclone serve s3` does, and says that all is well."""
+    """Check a server as `rclone serve s3`, which overwrites and reports success."""
     with s3_double() as server:
         server.overwrites = True
         with pytest.raises(ConfigError, match="overwrites what it is told not to"):
@@ -473,7 +474,7 @@ def test_a_bucket_that_overwrites_what_it_is_told_not_to_is_refused():
 
 
 def test_a_conflict_of_two_who_write_is_tried_again(monkeypatch: pytest.MonkeyPatch):
-    """S3 refuses one put of two at once by 409, and may refuse both: nothing is there then, whoever says so."""
+    """Check error 409: S3 rejects one of two puts at once, and may reject both. Then no object exists, despite the error."""
     monkeypatch.setattr(storage, "CONFLICT_SECONDS", 0.001)
     with s3_double() as server:
         bucket = open_storage("s3://bucket/run")

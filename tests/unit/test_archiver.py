@@ -1,4 +1,4 @@
-"""Who keeps an archive, who reads from it, and a run that begins again from it."""
+"""Tests of the writers and readers of an archive, and of a run that starts again from it."""
 
 import json
 import shutil
@@ -36,7 +36,7 @@ NEW = identity(50)
 
 
 async def kept(folder: Path, rounds: int = 5, key: Path | None = None, **options: Any) -> tuple[RealTable, Path]:
-    """A run of so many rounds, and where its archive is, which was looked after in each of the last two."""
+    """Return a run of `rounds` rounds, and the location of its archive, which was updated in each of the last two."""
     store, place = BlobStore(folder / "blobs"), folder / "archive"
     table = RealTable(real_run(store), store)
     table.genesis().train(rounds - 1)
@@ -58,7 +58,7 @@ async def kept(folder: Path, rounds: int = 5, key: Path | None = None, **options
 
 
 async def test_a_run_begins_again_from_its_archive_when_everybody_is_gone(tmp_path: Path):
-    """With the owner's key alone: a new coordinator, new peers, the same state, and the next round."""
+    """Check a start with the owner's key alone: a new coordinator, new peers, the same state, and the next round."""
     table, place = await kept(tmp_path)
     (tmp_path / "run.key").write_bytes(format_identity(OWNER.seed))
     (tmp_path / "run.key").chmod(0o600)
@@ -93,7 +93,7 @@ async def test_a_run_begins_again_from_its_archive_when_everybody_is_gone(tmp_pa
 
 
 async def test_who_was_never_here_begins_with_the_state_that_the_owner_named(tmp_path: Path):
-    """The archive serves it, nobody else does."""
+    """Check a state that only the archive serves."""
     table, place = await kept(tmp_path)
     (tmp_path / "run.key").write_bytes(format_identity(OWNER.seed))
     (tmp_path / "run.key").chmod(0o600)
@@ -141,7 +141,7 @@ async def test_what_cannot_begin_again_is_a_sentence(tmp_path: Path):
 
 
 def test_the_chain_comes_before_the_owner(tmp_path: Path):
-    """Where it says the state already, an owner's word does not change it."""
+    """Check that the chain overrides the owner's appointment if it has the state already."""
     store = BlobStore(tmp_path / "blobs")
     table = RealTable(real_run(store), store)
     table.genesis().train(2)
@@ -218,7 +218,7 @@ async def test_what_it_lacks_is_not_asked_for_many_times_a_second(tmp_path: Path
 
 
 async def test_a_damaged_archive_is_nobody_elses_fault(tmp_path: Path):
-    """Who judges a payload must not take it for its author's."""
+    """Check that a voter does not attribute the archive's damage to a payload's author."""
     table, place = await kept(tmp_path)
     archive, store = open_archive(str(place), None), BlobStore(tmp_path / "node")
     root = table.commits[5].body.state
@@ -237,7 +237,7 @@ async def test_a_damaged_archive_is_nobody_elses_fault(tmp_path: Path):
 
 
 async def test_what_was_begun_and_nobody_serves_any_more_goes(tmp_path: Path):
-    """But for what the payload log needs of it."""
+    """Check the deletion, with the exception of objects that the payload log needs."""
     store = BlobStore(tmp_path / "blobs")
     table = RealTable(real_run(store, rounds={"snapshot_every": 50}), store)
     archive = create_archive(str(tmp_path / "archive"), table.run.run_id, None)
@@ -273,7 +273,7 @@ async def test_what_was_begun_and_nobody_serves_any_more_goes(tmp_path: Path):
 
 
 async def test_two_who_write_in_turns_both_say_so(tmp_path: Path):
-    """None of their writes collides."""
+    """Check that their writes never collide."""
     store = BlobStore(tmp_path / "blobs")
     table, two = RealTable(real_run(store), store), []
     table.genesis()

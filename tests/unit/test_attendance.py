@@ -1,4 +1,4 @@
-"""Whether a node takes part: by its operator's word and its hours; how it steps back and comes again."""
+"""Tests of a node's attendance: the operator's command and hours, and how the node pauses and returns."""
 
 import asyncio
 from dataclasses import replace
@@ -33,7 +33,7 @@ NOON, MIDNIGHT = (datetime(2026, 11, 23, hour).timestamp() for hour in (12, 0))
 
 
 class Workers:
-    """What takes a while to end."""
+    """Workers that take some time to end."""
 
     def __init__(self) -> None:
         self.generations, self.running = 0, False
@@ -55,7 +55,7 @@ class Workers:
 
 
 class Node:
-    """A participant without a network: what it says is held at once."""
+    """Node without a network, whose statements arrive at once."""
 
     def __init__(self, number: int = 0, lead: str = "", needed: int = 2) -> None:
         self.table = Table(manifest(rounds={"min_clusters": needed})).genesis()
@@ -82,7 +82,7 @@ class Node:
         self.feed(member.Answered(statement, Outcome.ACCEPT, pb.REASON_UNSPECIFIED, ""))
 
     def commit(self) -> None:
-        """A round closes without us."""
+        """Close a round without this node."""
         self.table.absent(0)
         self.table.contribute([1, 2]).vote([1, 2])
         self.feed(member.Committed(self.table.commits[-1], self.table.head))
@@ -162,7 +162,7 @@ async def test_hours_begin_and_end(tmp_path: Path, tasks: Tasks):
     await attendance.look()
     await attendance.look()
     assert node.status.name == "finishing"
-    now[0] = MIDNIGHT  # the clock was set back meanwhile
+    now[0] = MIDNIGHT  # the clock was set back in between
     await attendance.look()
     assert node.status.name == "training"
     assert "no part until 22:00" in await at_noon(attendance, now)
@@ -240,7 +240,7 @@ async def test_only_the_operator_may_ask(tmp_path: Path, tasks: Tasks):
 async def test_leaving_a_finished_run_ends_the_daemon_though_no_coordinator_answers(
     tmp_path: Path, tasks: Tasks, at_once: bool
 ):
-    """It said that it gives up the round after the last, and waited for ever."""
+    """Reproduce a fault: the daemon waited for ever with a departure of the round after the last one."""
     node = Node()
     attendance = attending(node, tasks, tmp_path)
     node.state = replace(node.state, head=replace(node.state.head, finished=True))

@@ -216,7 +216,7 @@ def test_the_simulated_measurement_comes_from_a_file_or_the_version(tmp_path: Pa
 
 @pytest.mark.parametrize(("end", "code"), [(0, Code.MALFORMED), ((1 << 64) - 1, "")], ids=["none", "the largest"])
 async def test_prover_end_of_verdict_is_absent_or_far_away_goes_on(end: int, code: str):
-    """The sentence of an answer is for people: no number is read from it."""
+    """Check that no number is read from an answer's sentence, which is for people."""
 
     class Coordinator:
         async def challenge(self, peer: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Rounds of a run that asks for evidence: who is admitted, what a contribution rests on, and how an expiry ends it."""
+"""Tests of rounds in a run that requires evidence: admission, the evidence of a contribution, and its expiry."""
 
 import asyncio
 import threading
@@ -53,7 +53,7 @@ def test_only_the_attested_are_admitted():
 
 
 def test_verdicts_on_strangers_crowd_nobody_out(monkeypatch: pytest.MonkeyPatch):
-    """A round that sleeps would keep them for ever."""
+    """Check the limit: an idle round would store these verdicts for ever."""
     table = attested_table()
     monkeypatch.setattr(limits, "ATTESTATIONS", 6)
     for number in range(10, 20):
@@ -72,7 +72,7 @@ def test_verdicts_on_strangers_crowd_nobody_out(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_strangers_who_are_gone_hold_no_verdict_for_ever(monkeypatch: pytest.MonkeyPatch):
-    """Their claims rest on verdicts that have run out: both make room together, before the run begins."""
+    """Check absent unknown peers: their claims depend on expired verdicts, and both are replaced before the run begins."""
     monkeypatch.setattr(limits, "CLUSTERS", 6)
     monkeypatch.setattr(limits, "ATTESTATIONS", 12)
     table = Table(RUN)
@@ -90,8 +90,8 @@ def test_strangers_who_are_gone_hold_no_verdict_for_ever(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(("standing", "kept"), [(None, 5), (0, 4)], ids=["known", "a stranger"])
 def test_what_waits_for_the_next_round_has_room_there(standing: int | None, kept: int, monkeypatch: pytest.MonkeyPatch):
-    """Strangers have half of the room; who leaves with standing is none. A restart, which hears it all again, stands where the
-    coordinator stood."""
+    """Check the limits: unknown peers have half of the space, and a departed peer with reputation is not unknown. A
+    restart receives all again, and ends in the coordinator's state."""
     settings = {} if standing is None else {"standing": {"rounds": standing}}
     table = attested_table(manifest(**ATTESTED, **settings))
     monkeypatch.setattr(limits, "ATTESTATIONS", 8)

@@ -1,4 +1,4 @@
-"""Whose work is audited, by whom; what auditors may say, and what follows from it."""
+"""Tests of audits: the draw of authors and auditors, the allowed verdicts, and their effects."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -83,7 +83,7 @@ def test_a_commit_names_no_more_than_its_bound():
     assert audit_rules.unpacked(pb.Commit(audits=audit_rules.packed(found))) == tuple(found)
 
 
-# What is said of it.
+# Verdicts.
 
 
 def verdicts(against: int, silent: int, of: int) -> tuple[Audit, dict[str, pb.Receipt]]:
@@ -138,7 +138,7 @@ def test_votes_weigh_as_they_were_drawn():
 
 
 def wrongly(hostile: float, of: int) -> float:
-    """Chance that a committee of so many votes, drawn where so many are hostile, convicts who is honest."""
+    """Return the chance that a committee of `of` votes, drawn with this hostile share, convicts an honest cluster."""
     return sum(
         hostile ** sum(bad) * (1 - hostile) ** (of - sum(bad)) for bad in product((0, 1), repeat=of) if 3 * sum(bad) >= 2 * of
     )
@@ -155,7 +155,7 @@ def test_what_the_docs_say_of_chance():
 
 
 def audited(table: Table, number: int, verdict: pb.AuditVerdict = DIFFERS, **changes: Any) -> Statement:
-    """A receipt that says this of all that this peer was drawn for, and is due."""
+    """Return a due vote with this verdict on all contributions that this peer was drawn for."""
     me, body = peer(number), table.receipt(number).body
     due = audit_rules.due(audits_of(table.head), table.head.round)
     told = [pb.AuditResult(index=index, verdict=verdict) for index, audit in enumerate(due) if me in audit.auditors]
@@ -164,7 +164,7 @@ def audited(table: Table, number: int, verdict: pb.AuditVerdict = DIFFERS, **cha
 
 
 def vote(table: Table, said: Mapping[int, list[int]], numbers: range) -> None:
-    """All vote; `said`: whose work each finds wrong, of what is due and it was drawn for."""
+    """Vote for all; `said`: the work that each voter finds wrong, among its due draws."""
     for number in numbers:
         me, body = peer(number), table.receipt(number).body
         for index, audit in enumerate(audit_rules.due(audits_of(table.head), table.head.round)):
@@ -323,7 +323,8 @@ def test_the_step_at_which_a_commit_was_moved_onto_is_no_stretch():
 
 
 def test_nobody_hides_what_it_did_not_train_between_short_stretches():
-    """Of eleven inner steps eight are made up, in two of five stretches: two of three are drawn, were they evenly spaced."""
+    """Check eleven inner steps with eight invented ones in two of five stretches: with even spacing these would be two of
+    three."""
     said = pb.Contribution(inner_steps=11, samples_read=148)
     assert audit_rules.read_marks(RUN, said, LEASE, marks(mark(0), mark(4), mark(8), mark(11)))
     with pytest.raises(RemoteError, match="evenly"):

@@ -1,4 +1,4 @@
-"""What a node does when it is drawn for an audit: whom it asks, how long, and what it says."""
+"""Tests of a node that is drawn for an audit: the peers it asks, its time limit, and its verdict."""
 
 import asyncio
 import json
@@ -36,19 +36,19 @@ ME = 0
 
 @dataclass
 class Chain:
-    """That of a table, as far as somebody has it."""
+    """Chain of a table, up to a reader's last commit."""
 
     table: Table
     parties: list[str] = field(default_factory=list)
     opened: int = 0
-    """The open round, where it is later than the table's."""
+    """Open round, if it is later than the table's."""
 
     @property
     def head(self) -> Head:
         return replace(self.table.head, round=max(self.opened, self.table.head.round))
 
     open_ms: int = 10
-    """Of a round that the table has not closed."""
+    """Duration of a round that the table has not closed."""
 
     def commit(self, number: int) -> Statement | None:
         if number < len(self.table.commits):
@@ -80,7 +80,7 @@ class Us:
 
 @dataclass
 class Fetches:
-    """From the store of whoever made it."""
+    """Fetches from the store of the author."""
 
     source: BlobStore
     target: BlobStore
@@ -98,7 +98,7 @@ class Fetches:
 class World:
     us: Us
     theirs: BlobStore
-    """What authors serve."""
+    """Blobs that authors serve."""
     places: AuditPlaces
     fetches: Fetches
     tasks: list[Task] = field(default_factory=list)
@@ -158,7 +158,7 @@ def world(tmp_path: Path) -> World:
 
 
 def made(folder: Path, marks: Callable[[Manifest, BlobStore, pb.Contribution], bytes] = marks_of) -> World:
-    """Four clusters' first round is counted, and all of it is audited."""
+    """Make a world in which four clusters' first round is counted, and all of it is audited."""
     text = corpus_of(folder / "words", words(60, 60))
     run = manifest(
         data=text.settings,
@@ -235,7 +235,7 @@ async def test_who_was_away_itself_blames_nobody(world: World, open_ms: int):
 
 
 async def test_states_stay_until_the_last_audit_of_them_ends(tmp_path: Path):
-    """Authors may name the same states, by copying or by malice: an audit that ends takes nothing from another."""
+    """Check shared states: authors may name the same ones, and the end of an audit deletes none that another needs."""
     copied: dict[str, list[list[bytes]]] = {}
 
     def same(run: Manifest, store: BlobStore, body: pb.Contribution) -> bytes:
@@ -261,7 +261,7 @@ async def test_states_stay_until_the_last_audit_of_them_ends(tmp_path: Path):
 
 
 async def test_where_the_disk_has_no_room_for_two_states_nothing_is_fetched(world: World, monkeypatch: pytest.MonkeyPatch):
-    """What others under way may still fill is not free either."""
+    """Check that free disk space excludes the unwritten bytes of other downloads."""
     two = 2 * sum(phase_bytes(world.us.manifest.model, False, stage) for stage in range(world.us.manifest.model.stages))
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=2 * two - 1))
     gate = asyncio.Event()
@@ -338,7 +338,7 @@ def test_memory_is_known_where_the_system_says_it():
 
 
 def task_of(world: World, folder: Path) -> Task:
-    """Of the first audit, as the daemon hands it over."""
+    """Return the task of the first audit, as the daemon passes it on."""
 
     async def story() -> Task:
         await world.runs(lambda: world.tasks)
@@ -351,7 +351,7 @@ def task_of(world: World, folder: Path) -> Task:
 
 
 def test_the_process_looks_at_what_it_is_given(world: World, tmp_path: Path, process_group: None):
-    """Random states are no phase: moments that are random numbers count negative steps."""
+    """Check random states, which are no phase: random moments count negative steps."""
     assert carry_out(task_of(world, tmp_path)) == Found("AUDIT_MALFORMED", 0.0)
 
 

@@ -1,4 +1,4 @@
-"""The bench that holds the clock against real swarms: what it foretells, and when it says that a bar is missed."""
+"""Tests of the bench that compares the clock with real swarms: its predictions, and its missed bars."""
 
 from dataclasses import replace
 

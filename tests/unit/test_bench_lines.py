@@ -1,4 +1,4 @@
-"""Benches wait for swarms that move, however long that takes, and for no others."""
+"""Tests that benches wait for swarms with progress, however long that takes, and for no others."""
 
 from itertools import count
 

@@ -1,4 +1,5 @@
-"""The bench of hostile clusters: its attacks do what they say, voters' checks are the product's, its bars judge."""
+"""Tests of the bench of hostile clusters: its attacks match their descriptions, voters' checks are the product's, its bars
+judge."""
 
 import time
 from dataclasses import replace
@@ -102,7 +103,7 @@ def test_a_committee_refuses_what_harms_and_counts_the_others(attack: str):
 @pytest.mark.usefixtures("process_group")
 def test_what_a_committee_refuses_is_owed_again():
     class Against(Adversary):
-        """Half of all, who refuse one that does no harm, and work."""
+        """Half of all clusters, which reject a harmless one, and work."""
 
         def vote(self, lab: Lab, voter: str, found: Votes) -> Votes:
             return {**found, "cluster-0000": False}
@@ -144,7 +145,7 @@ def test_bars_of_scoring_say_what_does_not_hold():
 
 
 def test_scoring_takes_of_a_preset_s_round_what_its_samples_and_steps_say():
-    """llama-125m: rounds of 60 steps of 32 sequences, and 8 for a score."""
+    """Check llama-125m: rounds of 60 steps of 32 sequences, and 8 for a score."""
     assert preset_share("llama-125m", 0.3, 8, 9) == pytest.approx(8 * 0.3 * 8 / 32 / 60)
     assert preset_share("llama-125m", 0.3, 8, 100) == pytest.approx(32 * 0.3 * 8 / 32 / 60), "no more than the committee"
     assert preset_share("tiny", 0.3, 8, 9) == 0, "it does not score"

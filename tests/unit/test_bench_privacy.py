@@ -1,4 +1,4 @@
-"""What the bench of a bound's cost says is missed, and what its sites train on."""
+"""Tests of the bench of a privacy bound's cost: its missed bars, and the training data of its sites."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from dilocox.node.training.model.dp_gradients import Noise
 
 
 def losses() -> dict[tuple[Trained, int, Bound], float]:
-    """As they should be."""
+    """Return good losses."""
     by_bound = dict(zip(BOUNDS, (2.0, 2.05, 2.3, 2.35, 2.4), strict=True))
     return {
         (trained, sites, bound): loss - (sites > 1) * 0.01

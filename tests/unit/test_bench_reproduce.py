@@ -1,4 +1,5 @@
-"""The paper's table: rows stand on one scale, losses are read off measured curves, and bars say when they are missed."""
+"""Tests of the paper's table: rows share one scale, losses come from measured curves, and bars report when they are
+missed."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -53,7 +54,7 @@ def test_losses_are_read_between_measured_points():
 
 
 def rows_of(run: Manifest, seconds: list[float], losses: list[float | None]) -> list[dict[str, Any]]:
-    """Of rounds of 125 steps of two clusters."""
+    """Return rows of rounds with 125 steps of two clusters."""
     same = {"tokens": 2 * 125 * run.tokens_per_step, "payload_bytes": 500}
     return [
         {**same, "round": number, "seconds": taken, "evaluation_loss": loss}
@@ -86,7 +87,8 @@ class Running:
 
 @pytest.mark.parametrize(("name", "rounds"), [("DiLoCoX", 8), ("DiLoCoX without overlap", 7)])
 def test_a_swarm_trains_until_its_last_loss_and_enough_steady_rounds_are_known(name: str, rounds: int):
-    """750 steps are six rounds of 125, whose loss the seventh says; beside an exchange as many are to be steady."""
+    """Check the stop: 750 steps are six rounds of 125, and the seventh reports the last loss; beside an exchange, as many
+    must be steady."""
     run = SCALE.manifest(METHOD[name])
     rows = rows_of(run, [10.0] * 9, [2.0] * 9)
     lengths = [length for length in range(len(rows) + 1) if reproduce.trained(Running(run, rows[:length]), SCALE)]  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The benches of large runs say what the rules take: whatever a rule asks of a statement since, they say too."""
+"""Tests that the benches of large runs make statements as the rules require them, also after a new rule."""
 
 import pytest
 

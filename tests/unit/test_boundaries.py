@@ -1,4 +1,4 @@
-"""What a restart goes on from is what stood at the boundary, though the next step has begun."""
+"""Tests of a restart: it continues from the checkpoint at the end of a phase, although the next step has begun."""
 
 import shutil
 import threading
@@ -113,7 +113,7 @@ def test_a_copy_that_fails_leaves_nobody_waiting(process_group: None, tmp_path: 
 
 
 def test_a_stage_that_moved_begins_with_nothing_and_one_that_stayed_with_what_it_had(process_group: None, tmp_path: Path):
-    """The cluster's boxes were laid out anew after a round whose commit took half of what was sent."""
+    """Check a new placement on the cluster's hosts, after a round whose commit applied half of each payload."""
     trainer, store = trained("muon"), BlobStore(tmp_path / "blobs")
     trainer.end_phase(1, restart=False)
     written = Boundaries(tmp_path / "stages", 1, "us", trainer, store).begin(meta(1, trainer), BASES)()
@@ -156,7 +156,7 @@ def test_a_stage_that_moved_begins_with_nothing_and_one_that_stayed_with_what_it
 
 
 def test_who_comes_late_takes_the_learning_rate_that_the_run_has_come_to(process_group: None, tmp_path: Path):
-    """Else it would warm up beside clusters that are cooling down."""
+    """Check it, because otherwise a late cluster would warm up while the others cool down."""
     late, store = Trainer(RUNS["muon"]), BlobStore(tmp_path / "blobs")
     table = Table(late.manifest).genesis().train(3)
     start = pb.Start(
@@ -173,7 +173,7 @@ def test_who_comes_late_takes_the_learning_rate_that_the_run_has_come_to(process
 
 @pytest.mark.parametrize("optimizer", RUNS)
 def test_a_round_writes_as_much_as_is_said(optimizer: str, process_group: None, tmp_path: Path):
-    """But for headers and the codec's warm starts."""
+    """Compare the written bytes with the estimate, except headers and the codec's warm starts."""
     run = manifest(training={"optimizer": optimizer}, rounds={"count": 9}, compression={"codec": "int2", "rank": None})
     trainer, store = Trainer(run), BlobStore(tmp_path / "blobs")
     trainer.load_initial()

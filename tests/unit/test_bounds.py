@@ -1,4 +1,5 @@
-"""Every bound of a statement from both sides: what lies on it opens, what lies past it is refused with one sentence."""
+"""Tests of every bound of a statement from both sides: a value at the bound opens, a value past it is rejected with one
+sentence."""
 
 from typing import Any
 
@@ -221,7 +222,7 @@ def refused(kind: pb.Kind, body: Any) -> tuple[pb.Reason, str]:
 
 
 def changed(body: Any, /, **fields: Any) -> Any:
-    """With these fields instead of its own."""
+    """Return a copy with these fields replaced."""
     copy = type(body).FromString(body.SerializeToString())
     for name in fields:
         copy.ClearField(name)

@@ -1,4 +1,5 @@
-"""A lead and the other boxes of its cluster, over real connections; their workers only say what a test wants."""
+"""Tests of a lead host and the follower hosts of its cluster, over real connections; their workers only send a test's
+messages."""
 
 import asyncio
 import errno
@@ -87,7 +88,7 @@ TWO_DEVICES = Devices(2)
 
 
 class Cluster:
-    """Peer 0 leads, with two devices; peer 1 is its other box, with two more."""
+    """Cluster in which peer 0 leads, with two devices; peer 1 is its follower host, with two more."""
 
     def __init__(
         self, lead: Peer, box: Peer, patience: float = 3600.0, machine: Devices = TWO_DEVICES, run: Manifest = RUN
@@ -109,7 +110,7 @@ class Cluster:
         self.following = box.tasks.start(self.box.run(), "box")
 
     async def runs(self) -> "asyncio.Task[None]":
-        """A generation that both boxes have workers of."""
+        """Start a worker group with workers of both hosts."""
         before = [len(pool.launches) for pool in self.pools]
         generation = self.lead.tasks.start(self.team.run_generation(), "generation")
         await until(lambda: [len(pool.launches) for pool in self.pools] == [number + 1 for number in before])
@@ -125,7 +126,7 @@ def context_of(peer: Peer) -> RunContext:
 
 
 def team_of(peer: Peer, machine: Devices, pool: Any) -> ClusterHosts:
-    """The team of a cluster that is one host."""
+    """Return the team of a cluster with one host."""
     return ClusterHosts(context_of(peer), Port(state_of(peer.chain.manifest, 0)), machine, pool, peer.own_host, peer.lead)
 
 
@@ -136,7 +137,7 @@ def link_to(lead: Peer, secret: bytes = SECRET, run: Manifest = RUN) -> ClusterL
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that is busy is not taken for a box that is gone."""
+    """Extend time limits, so that no host seems absent on a busy machine."""
     monkeypatch.setattr(host_stream, "SILENT_LOOKS", 1 << 30)
 
 
@@ -242,7 +243,7 @@ async def test_a_box_that_cannot_be_dialled_has_others_keep_its_stages(tmp_path:
         cluster = Cluster(lead, hidden)
         assert cluster.team.serves_its_own()
         generation = await cluster.runs()
-        for _ in range(4):  # what workers found is swept before they say hello
+        for _ in range(4):  # the events before the workers' hello
             await cluster.team.events.get()
         await until(lambda: not lead.lead.followers[identity(1).peer].serves)
         assert not cluster.team.serves_its_own()
@@ -299,7 +300,7 @@ async def test_who_waits_no_longer_shares_out_the_stages_and_takes_the_box_back(
 
 
 async def test_a_box_whose_workers_ended_for_want_of_room_waits_for_room(cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
-    """Else its lead would start them again and again, and each time they would end."""
+    """Check it, because otherwise its lead host would start them repeatedly, and each time they would end."""
     looked: list[Path] = []
 
     def full(folder: Path) -> None:
@@ -320,7 +321,7 @@ async def test_a_box_whose_workers_ended_for_want_of_room_waits_for_room(cluster
 
 
 def needed(devices: int, boxes: int) -> int:
-    """Bytes of the fullest of so many boxes with CPU workers, for our run."""
+    """Return the bytes of the fullest of `boxes` hosts with CPU workers, for our run."""
     tiling = tile([devices] * boxes, RUN.model.stages, RUN.training.microbatches, RUN.training.schedule)
     return max(lack.needs for lack in lacks(RUN, tiling, [Devices(devices, host_bytes=1)] * boxes))
 
@@ -381,7 +382,7 @@ async def test_a_box_that_stays_away_is_waited_for_where_the_others_have_no_room
 
 
 async def test_a_box_that_comes_back_with_less_memory_is_done_without(two: list[Peer]):
-    """It ended the daemon of its lead, which had room for all of it."""
+    """Reproduce a fault: such a host ended the daemon of its lead host, which had space for all stages."""
     cluster = Cluster(two[0], two[1], patience=0.0, machine=Devices(2, host_bytes=needed(2, 1)))
     generation = await cluster.runs()
     remote = cluster.lead.lead.followers[identity(1).peer]
@@ -397,7 +398,7 @@ async def test_a_box_that_comes_back_with_less_memory_is_done_without(two: list[
         assert not generation.done(), "its lead goes on"
         return generation
 
-    for launches in (2, 3):  # also after a generation that came to nothing
+    for launches in (2, 3):  # also after a worker group that failed
         generation = await begun(launches)
         assert cluster.port.laid[-1] == ()
         assert len(cluster.pools[1].launches) == 1
@@ -471,7 +472,8 @@ async def test_a_verdict_waits_for_a_box_that_is_away(cluster: Cluster, monkeypa
 
 
 async def test_what_nobody_waits_for_any_more_is_dropped_on_the_box(cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
-    """A contribution whose author vanished was fetched for ever, until eight of them held all downloads."""
+    """Reproduce a fault: a contribution without its author was fetched for ever, until eight of them blocked all
+    downloads."""
     seen: list[str] = []
 
     async def judge(*_: Any) -> member.Verdict:
@@ -494,7 +496,8 @@ async def test_what_nobody_waits_for_any_more_is_dropped_on_the_box(cluster: Clu
 async def test_what_was_asked_before_a_stream_broke_does_not_keep_what_is_asked_after_it(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ):
-    """Each stream counts what is asked from one: something that ended late took the next one's number away."""
+    """Reproduce a fault: each stream numbers its requests from one, so the late end of an old request removed the new
+    request's number."""
     seen, thread_ends, asks, real = list[str](), asyncio.Event(), 0, RemoteBox.ask
 
     async def ask(box: RemoteBox, **what: Any) -> boxes.BoxAnswer:
@@ -532,7 +535,7 @@ async def test_what_was_asked_before_a_stream_broke_does_not_keep_what_is_asked_
     await thread_ends.wait()
     verdict.cancel()
     await asyncio.gather(verdict, return_exceptions=True)
-    await cluster.lead.lead.followers[identity(1).peer].ask(keep=boxes.AskKeep())  # what was said before was heard before
+    await cluster.lead.lead.followers[identity(1).peer].ask(keep=boxes.AskKeep())  # earlier messages arrived before this one
     assert seen.count("ended") == 2
 
 
@@ -700,7 +703,8 @@ async def test_a_box_s_workers_reach_the_first_one_through_the_daemons(cluster: 
 
 
 async def refusal(method: Any, message: Any) -> str:
-    """What a stream that begins so is refused with. gRPC's client may notice the end before it has read why: then once more."""
+    """Return the error that rejects such a stream. gRPC's client may notice the end before it has read the error: then try
+    once more."""
     while True:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await anext(aiter(method(iter([message]))))

@@ -1,4 +1,4 @@
-"""Who calls is known, and what a stranger takes is nobody else's."""
+"""Tests of callers' identities, and of limits that separate unknown peers from all others."""
 
 import asyncio
 import os
@@ -86,7 +86,7 @@ def test_credentials_of_unknown_peers_push_out_no_known_peer(monkeypatch: pytest
 
 
 async def idle(channel, blob: bytes) -> grpc.aio.UnaryStreamCall[Any, Any]:
-    """A stream that asks for a blob and takes nothing of it but its first word."""
+    """Open a stream that requests a blob and reads only its first message."""
     stream = rpc.PeerStub(channel).Fetch(services.FetchRequest(digest=blob))
     await anext(aiter(stream))
     return stream
@@ -94,7 +94,7 @@ async def idle(channel, blob: bytes) -> grpc.aio.UnaryStreamCall[Any, Any]:
 
 @pytest.mark.parametrize("who", [None, MALLORY], ids=["without a name", "with a name"])
 async def test_idle_streams_of_strangers_stop_no_member(who, tmp_path: Path):
-    """Sixteen of them held every slot that a node had, for ever."""
+    """Reproduce a fault: sixteen of them occupied every slot of a node, for ever."""
     source = BlobStore(tmp_path / "source")
     blob = source.put(FRAMES)
     served = serving(tmp_path / "peer", source)
@@ -204,7 +204,7 @@ async def test_a_stranger_past_its_share_and_a_spoiled_credential_are_refused_in
 
 
 class Counting(blob_server.PeerService):
-    """Knows how many of its calls go on."""
+    """Service that counts its calls in progress."""
 
     going = 0
 
@@ -236,7 +236,7 @@ async def test_who_takes_a_blob_too_slowly_loses_the_stream_and_the_server_its_c
 
 
 class Trickle(rpc.PeerServicer):
-    """Serves one byte at a time, well within every pause that a fetcher allows."""
+    """Service that sends one byte at a time, well within every pause that a fetcher allows."""
 
     def __init__(self, source: BlobStore) -> None:
         self._source = source
@@ -254,7 +254,7 @@ class Trickle(rpc.PeerServicer):
 
 
 async def test_a_trickle_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """One byte in five seconds outlived its round and held one of the fetcher's slots."""
+    """Reproduce a fault: one byte in five seconds outlived its round and occupied one of the fetcher's slots."""
     monkeypatch.setattr(transport, "STALL_SECONDS", 1.0)
     source = BlobStore(tmp_path / "source")
     blob = source.put([os.urandom(10_000)])
@@ -266,7 +266,7 @@ async def test_a_trickle_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 class Halting(rpc.PeerServicer):
-    """Serves the first chunk, and never answers who wants to go on."""
+    """Service that sends the first chunk, and never answers a request for the rest."""
 
     def __init__(self, source: BlobStore) -> None:
         self._source = source
@@ -292,7 +292,7 @@ async def test_who_never_answers_a_resumed_fetch_is_given_up(tmp_path: Path, mon
 
 
 async def test_a_thread_that_writes_is_outlived_however_often_its_waiter_is_cancelled():
-    """The second cancel left the thread alone with the file, which a new download wrote too."""
+    """Reproduce a fault: the second cancel left the thread alone with the file, which a new download wrote too."""
     going, done = threading.Event(), threading.Event()
 
     def write() -> None:
@@ -313,7 +313,7 @@ async def test_a_thread_that_writes_is_outlived_however_often_its_waiter_is_canc
 
 
 class At:
-    """A directory that knows one address for everybody."""
+    """Directory that returns one address for every peer."""
 
     def __init__(self, record: pb.PeerRecord) -> None:
         self._record = record

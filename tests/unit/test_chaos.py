@@ -1,4 +1,4 @@
-"""What `bench.chaos` decides and counts, without a process."""
+"""Tests of the decisions and counts of `bench.chaos`, without a process."""
 
 import itertools
 from dataclasses import replace
@@ -42,7 +42,8 @@ def test_clocks_are_stepped_where_they_can_be():
 
 
 def test_rounds_closed_when_they_did_whatever_the_coordinator_s_wall_clock_said():
-    """It says no earlier moment than before: set back it stands still, set right again after an hour ahead too."""
+    """Check a stepped clock: the coordinator never reports an earlier time than before. After a step back its time stops,
+    and also when an hour ahead is corrected."""
     lasted = [0.0, 10.0, 10.0, 10.0, 10.0]
     assert moments([100, 110, 120, 130, 140], lasted) == [100, 110, 120, 130, 140]
     assert moments([100, 3710, 3720, 3720, 3720], lasted) == [100, 110, 120, 130, 140]
@@ -62,7 +63,8 @@ def test_cuts_are_of_directions():
 
 
 def steady(until: float, waits: tuple[float, float] = (0.0, 0.0), off: tuple[float, float] = (0.0, 0.0)) -> list[Sample]:
-    """A look each second at a node that trains at the pace, but for a stretch in which it waits, or is off the roster."""
+    """Return a sample each second of a node that trains at the pace, except for a stretch in which it waits, or is off the
+    roster."""
     samples, steps = [], 0.0
     for second in range(int(until) + 1):
         number, within = divmod(second, ROUND)
@@ -72,7 +74,7 @@ def steady(until: float, waits: tuple[float, float] = (0.0, 0.0), off: tuple[flo
 
 
 def rounds(until: float, missed: dict[int, set[str]] | None = None, later: dict[int, int] | None = None) -> list[Closed]:
-    """`later`: steps of earlier phases that a round counts of node-1."""
+    """Return closed rounds. `later`: steps of earlier phases that a round counts of node-1."""
     made = []
     for number in range(1, 1 + int(until / ROUND)):
         counted = {n: STEPS for n in NODES if n not in (missed or {}).get(number, set())}
@@ -117,7 +119,8 @@ def test_a_generation_that_begins_anew_counts_from_nothing():
 
 
 def test_who_suffers_from_a_fault_of_its_own_is_no_measure_of_others():
-    """Until a round counts it that opened after the fault was put right: the next one may hold what it had sent before."""
+    """Check the window: it ends with a counted round that opened after the repair, because the next round may include
+    earlier work."""
     happened = [kill("node-1", 20), kill("node-2", 42), kill("node-3", 55), kill("node-2", 75)]
     missed = {3: {"node-1"}, 4: {"node-1"}}
     prices = price("node-1", RATE, steady(120), happened, rounds(120, missed), 100)

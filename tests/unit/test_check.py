@@ -1,4 +1,4 @@
-"""`dilocox check`: run files that are wrong, runs that are odd, and machines that do not fit."""
+"""Tests of `dilocox check`: invalid run files, unusual runs, and machines that do not fit."""
 
 import importlib.util
 import json
@@ -106,7 +106,7 @@ WRONG = [
 
 @pytest.fixture(scope="module")
 def right(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run file with its key and data."""
+    """Return a valid run file with its key and data."""
     folder = tmp_path_factory.mktemp("check")
     made = CliRunner().invoke(app, ["init", str(folder / "run.toml")], env={"DILOCOX_HOME": str(folder / "home")})
     assert made.exit_code == 0, made.output
@@ -114,7 +114,7 @@ def right(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def checked(run: Path | str, home: Path, *options: str) -> tuple[int, list[dict[str, str]]]:
-    """(exit code, findings)."""
+    """Return (exit code, findings)."""
     told = CliRunner().invoke(app, ["check", str(run), "--json", *options], env={"DILOCOX_HOME": str(home)})
     return told.exit_code, json.loads(told.stdout)["findings"]
 
@@ -141,7 +141,7 @@ def test_check_of_a_model_changed_after_init_says_its_new_initial_state(right: P
 
 
 def spoiled(text: str, section: str, key: str, value: str) -> tuple[str, int]:
-    """(the run file with this value, its line)."""
+    """Return (the run file with this value, its line)."""
     lines = [
         line
         for line in text.splitlines()
@@ -329,7 +329,7 @@ def test_what_each_round_writes_is_said(tmp_path: Path):
 
 
 def test_a_folder_that_cannot_be_written_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A read-only disk, or another user's folder: the one that is there and in which the home is to be made."""
+    """Check a read-only disk, or another user's folder: the existing folder in which the home is to be made."""
     asked: list[tuple[Path, int]] = []
 
     def access(path: Path, mode: int) -> bool:
@@ -342,7 +342,7 @@ def test_a_folder_that_cannot_be_written_is_said_so(tmp_path: Path, monkeypatch:
     assert asked == [(tmp_path, os.W_OK | os.X_OK)]
 
 
-# What else a machine may be, and what a node's own data may give away
+# Other findings about a machine, and leaks of a node's private data
 
 
 @pytest.mark.parametrize(
@@ -363,7 +363,7 @@ def test_devices_are_told_as_many_as_they_are(
 
 
 def test_a_machine_that_keeps_is_judged_by_what_it_keeps(tmp_path: Path):
-    """It trains nothing: no devices, no memory for them, no boundaries."""
+    """Check a relay, which trains nothing: no devices, no memory for them, no checkpoints."""
     large = Manifest.from_toml(render_preset("qwen1.5-107b", "paper", "00" * 32))
     for role in (Role.RELAY, Role.ARCHIVE):
         found = [*checks.of_machine(large, here(tmp_path, role=role))]
@@ -394,7 +394,7 @@ def test_who_keeps_is_named_by_the_run(tmp_path: Path):
 
 
 def test_who_has_no_identity_yet_is_told_to_make_one(tmp_path: Path):
-    """A node that would join with one that nobody named hears no name that is forgotten at once."""
+    """Check that a node without an identity does not report a temporary name as its own."""
     new, listing = tmp_path / "new", manifest(admission={"policy": "allow-list", "allow": [identity(0).peer]})
     for run, role in ((listing, Role.NODE), (manifest(), Role.RELAY), (listing, Role.ARCHIVE)):
         level, says = part(run, here(new, role=role))
@@ -468,7 +468,7 @@ def test_a_budget_said_to_check_is_refused_where_a_node_refuses_it(right: Path, 
 
 
 def on(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
-    """A machine with so many GPUs."""
+    """Simulate a machine with this many GPUs."""
     monkeypatch.setattr(machine, "cuda_devices", lambda: gpus)
     monkeypatch.setattr(checks, "cuda_devices", lambda: gpus)
 
@@ -477,7 +477,7 @@ def on(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
     ("days", "accepted", "level"), [(1, False, Level.WRONG), (1, True, Level.ODD), (100, False, Level.FINE)]
 )
 def test_a_disk_that_would_wear_out_is_an_error_to_be_confirmed(tmp_path: Path, days: int, accepted: bool, level: Level):
-    """54 TB a day passed as `ok wear`."""
+    """Reproduce a fault: 54 TB a day passed as `ok wear`."""
     large = Manifest.from_toml(render_preset("llama-7b", "x", "00" * 32))
     each = written(large, large.rounds.start_clusters).in_a_round(1)
     seconds = each * 86_400 / 54e12 * days

@@ -89,7 +89,7 @@ class Noted(member.CheckInput):
 
 
 class Toy(Check):
-    """A check of its own: it convicts, refuses and penalizes, and remembers words."""
+    """Example of a check: it convicts, rejects and penalizes, and remembers statements."""
 
     name = "toy"
     found = Findings()

@@ -102,7 +102,7 @@ def test_child_environment_leaves_out_a_proxy_with_a_password(monkeypatch: pytes
 
 @pytest.fixture
 def roots(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, Path]]:
-    """The folder for temporary files, and the only one beside it; both have short paths."""
+    """Yield the folder for temporary files, and the only one beside it; both have short paths."""
     first, second = (Path(tempfile.mkdtemp(dir="/tmp")) for _ in range(2))
     monkeypatch.setattr("tempfile.tempdir", str(first))
     monkeypatch.setattr(dht_child, "SHORT_FOLDERS", (str(second),))
@@ -157,7 +157,7 @@ def test_socket_folder_that_is_a_link_is_not_used(roots: tuple[Path, Path], tmp_
 
 
 def test_daemon_cannot_be_read_by_another_process_of_its_user():
-    """Read /proc/PID/environ, which holds the secrets of an archive."""
+    """Read /proc/PID/environ, which contains the secrets of an archive."""
     program = """
 import ctypes, sys
 from dilocox.cli.bootstrap import main

@@ -92,7 +92,7 @@ def test_a_ring_moves_a_gradient_nearly_twice_in_every_step():
 def test_a_timeline_of_equal_rounds_is_the_estimated_round(
     step: float, fixed: float, inner: int, more: int, overlap: time_model.Overlap
 ):
-    """What the lab does phase by phase and `plan` in one formula is one clock."""
+    """Compare the lab's phases with `plan`'s formula: both are one clock."""
     site = replace(SITE, step=Step(step), fixed_seconds=fixed)
     method = replace(METHOD, inner_steps=inner, max_inner_steps=inner + more, overlap=overlap)
     taken, timeline = estimate(site, method).round, Timeline(site)

@@ -45,7 +45,7 @@ OTHERS = {
     "--auto-compaction-retention",
     "--max-request-bytes",
 }
-"""Of other programs, and of every verb."""
+"""Options of other programs, and of every verb."""
 
 
 def trees(*rooms: str) -> Iterator[tuple[Path, ast.AST]]:
@@ -84,12 +84,12 @@ def test_every_problem_of_the_api_is_in_the_map_and_none_is_there_for_nothing():
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "Problem":
                 used |= {str(each.value) for each in ast.walk(node.args[0]) if isinstance(each, ast.Constant) and each.value}
             if isinstance(node, ast.keyword) and node.arg == "code" and isinstance(node.value, ast.Constant):
-                used.add(str(node.value.value))  # of what may be said beside a path
+                used.add(str(node.value.value))  # code of a query parameter
     assert used == {code for code, fault in FAULTS.items() if fault.status is not None}
 
 
 def test_what_is_advised_exists():
-    """No message names an option or a verb that there is not."""
+    """Check that no message names a missing option or verb."""
     root = get_command(cli.app)
     options = {name for _, verb in verbs(root) for each in verb.params for name in (*each.opts, *each.secondary_opts)}
     seen = 0
@@ -196,14 +196,14 @@ async def test_what_the_api_has_not_is_a_problem_with_a_code():
 
 
 def test_ctrl_c_while_the_program_is_loaded_is_no_traceback(tmp_path: Path):
-    """That takes seconds; as it goes, the interpreter names on stderr what it has loaded."""
+    """Check the seconds of loading: the interpreter prints each loaded module to stderr."""
     told: list[str] = []
     command = [*HEARS_CTRL_C, sys.executable, "-X", "importtime", "-P", "-m", "dilocox.cli", "status", "--home", str(tmp_path)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         for line in process.stderr:
             told.append(line)
-            if any("dilocox.cli.bootstrap" in each for each in told[:-3]):  # it has begun
+            if any("dilocox.cli.bootstrap" in each for each in told[:-3]):  # it has started
                 process.send_signal(signal.SIGINT)
                 break
         told += process.stderr.readlines()
@@ -220,8 +220,8 @@ def test_ctrl_c_while_the_program_is_loaded_is_no_traceback(tmp_path: Path):
     ["node --join {link} --home {home}", "coordinator {home}/run.toml --home {home}/c", "relay --join {link} --home {home}"],
 )
 def test_a_daemon_that_is_told_to_end_before_it_lives_ends_well(tmp_path: Path, said: str, loaded: str, number: signal.Signals):
-    """It was 143, which a supervisor takes for a failure. The coordinator would go on for ever, and node and holder soon say that
-    nobody answers there."""
+    """Reproduce a fault: the exit status was 143, which a supervisor takes for a failure. A coordinator would run for ever
+    here, and node and relay soon report that no peer answers."""
     link = JoinLink(bytes(32), COORDINATOR.peer, "127.0.0.1:1", bytes(32), ())
     assert CliRunner().invoke(cli.app, ["init", str(tmp_path / "run.toml")]).exit_code == 0
     words = said.format(link=link, home=tmp_path).split()
@@ -242,7 +242,7 @@ def test_a_daemon_that_is_told_to_end_before_it_lives_ends_well(tmp_path: Path, 
 @pytest.mark.parametrize("status", [0, 5])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_what_has_ended_does_not_change_how(number: int, status: int):
-    """Coordinators that heard Ctrl-C, and were told by SIGTERM as they ended, exited with 143."""
+    """Reproduce a fault: coordinators that received Ctrl-C, and SIGTERM while they ended, exited with 143."""
     program = f"""
 import atexit, os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -265,8 +265,8 @@ main()
 @pytest.mark.parametrize("status", [0, 5])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_an_interpreter_that_goes_does_not_change_how(number: int, status: int):
-    """It has given its signals back by then, and takes apart all that was loaded: a tenth of a second in which Ctrl-C after a
-    finished `init` was a failure of it."""
+    """Check the tenth of a second in which it unloads its modules without signal handlers: Ctrl-C after a finished `init`
+    was a failure."""
     program = f"""
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -291,7 +291,7 @@ main()
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_a_daemon_whose_loop_is_gone_does_not_end_it_otherwise(number: int):
-    """Between the loop that heard it and the command's last line."""
+    """Check the time between the end of the loop and the command's last line."""
     program = f"""
 import asyncio, os, signal
 from dilocox.cli.signals import live
@@ -364,7 +364,8 @@ def test_a_user_without_a_home_is_told_what_to_set(words: list[str]):
 
 @pytest.mark.parametrize("closed", ["0", "1", "2", "01", "12", "012"])
 def test_a_closed_standard_stream_is_no_reason_to_fail(closed: str, tmp_path: Path):
-    """Supervisors start daemons so; a file that got the number of one would hold what libraries print."""
+    """Check closed streams, with which supervisors start daemons; a file with such a number would receive the output of
+    libraries."""
     program = (
         "import os, sys; from dilocox.cli.bootstrap import fill_standard_streams; fill_standard_streams();"
         "print('to nobody', end=''); print('to nobody', file=sys.stderr, end='');"

@@ -1,4 +1,5 @@
-"""What a commit says, field by field: who is counted, seated or rests, and which state the run has; how a wrong one is named."""
+"""Tests of a commit, field by field: counted, seated and resting clusters, and the run's state; and the names of wrong
+fields."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -40,12 +41,12 @@ def table_of(clusters: int = 3, trained: int = 0, **sections: dict) -> Table:
 
 
 def compose(table: Table, head: Head | None = None, **changes: Any) -> pb.Commit:
-    """Of what is gathered, were it closed now."""
+    """Compose the commit of the gathered statements, as if the round closed now."""
     return chain.compose(table.run, head or table.head, replace(table.state.gathered, **changes), AT)
 
 
 def absent(*numbers: int) -> tuple[pb.Exclusion, ...]:
-    """The coordinator's notes on whom it does not hear."""
+    """Return the coordinator's notes on absent peers."""
     return tuple(pb.Exclusion(peer=peer(number), reason=pb.REASON_ABSENT) for number in numbers)
 
 
@@ -185,7 +186,8 @@ def test_a_loss_that_nobody_measured_or_that_is_told_twice_is_not_said():
 
 @pytest.mark.parametrize("first", [False, True])
 def test_who_reports_twice_says_the_loss_of_its_replay_in_whatever_order_the_two_came(first: bool):
-    """A member that says two losses would else choose a commit that nobody can compose again: the run would end there."""
+    """Check one loss of a member with two reports; otherwise no other peer could compose the same commit, and the run
+    would end."""
     table = table_of()
     for replayed in (first, not first):
         table.submit(table.report(1, replayed=replayed, evaluated=True, evaluation_loss=2.0 + replayed))
@@ -195,7 +197,7 @@ def test_who_reports_twice_says_the_loss_of_its_replay_in_whatever_order_the_two
 
 @pytest.mark.parametrize("numbers", [(0, 1), (1, 0)])
 def test_a_median_loss_has_the_same_bits_in_whatever_order_the_losses_came(numbers: tuple[int, int]):
-    """0 and -0 are equal, and two different commits."""
+    """Check 0 and -0, which are equal, and would be two different commits."""
     table = table_of()
     for number in numbers:
         table.submit(table.report(number, evaluated=True, evaluation_loss=-0.0 if number else 0.0))
@@ -231,7 +233,7 @@ def test_rank_of_the_next_round_follows_what_was_counted():
     assert table.head.rank_or_k == 10
 
 
-# Who stays.
+# Clusters that stay.
 
 
 def test_who_is_counted_again_has_missed_nothing():
@@ -278,7 +280,7 @@ def test_who_misses_two_commits_rests_for_two():
     ],
 )
 def test_who_is_removed_again_rests_longer(before: Rest | None, after: Rest):
-    """In round 6; of a rest that ended so long ago nothing is remembered."""
+    """Check the rest in round 6; a rest that ended long ago is forgotten."""
     table = table_of(trained=5)
     late = replace(table.head.roster[peer(2)], missed=1)
     resting = {} if before is None else {peer(2): before}
@@ -359,7 +361,7 @@ def test_who_is_taken_off_the_roster_is_not_seated_by_the_same_commit():
     assert table.head.resting == {peer(2): Rest(5, 1)}
 
 
-# Who is seated, and on which state.
+# Clusters that get a seat, and their state.
 
 
 def test_nobody_opens_a_run_of_nobody():
@@ -400,7 +402,8 @@ def test_an_open_run_seats_so_many_newcomers_by_lot(clusters: int, min_clusters:
 
 
 def test_who_chooses_its_name_for_the_head_draws_no_better_lot():
-    """Names cost nothing: an unknown peer that tried a few thousand took every seat for newcomers, in every round."""
+    """Reproduce a fault: names cost nothing, so an unknown peer that tried a few thousand took every seat for newcomers,
+    in every round."""
     wins = []
     for offset in range(30, 630, 100):
         table, many = table_of(9, rounds={"min_clusters": 1}), range(offset, offset + 100)
@@ -482,24 +485,24 @@ def both(one: Words, other: Words) -> Words:
     [
         (reports(), b""),
         (reports((0, A), (1, B), (2, B), (3, B), (4, B)), B),  # two thirds: no guess
-        (reports((0, B)), b""),  # with nobody else here to go on
+        (reports((0, B)), b""),  # no other cluster continues with them
         (reports((1, B), (2, B)), b""),
         (both(reports((0, B)), claims((8, B))), B),
         (both(reports((0, A)), claims((8, B))), b""),  # either denies the other
         (both(reports((1, B), (2, B), (3, A)), claims((8, A), (9, B))), B),  # number 0 denies nothing
         (both(reports((1, A), (2, A), (3, B)), claims((8, A), (9, B))), A),
         (both(reports((1, A), (2, B)), claims((8, A), (9, B))), A),  # of equals the smaller
-        (both(reports((1, B), (2, A)), claims((8, B))), B),  # of those with which so many go on
+        (both(reports((1, B), (2, A)), claims((8, B))), B),  # among the states that so many continue with
         (both(reports((7, B)), claims((9, B))), B),  # on the roster, and did not make the state
         (both(reports((7, B), (1, A)), claims((8, A), (9, B))), A),
         (claims((8, B)), B),  # rests
-        (claims((9, B)), b""),  # a stranger
+        (claims((9, B)), b""),  # an unknown peer
         (claims((8, B), (9, A)), B),
         (claims((8, B), (0, A)), b""),
     ],
 )
 def test_the_state_of_a_run_that_would_stand_still(words: Words, state: bytes):
-    """Round 2 of six clusters and a newcomer, of which one is heard; number 8 rests."""
+    """Check round 2 of six clusters and a newcomer, of which one is live; number 8 rests."""
     table = table_of(6)
     table.submit(table.claim(7))
     table.train(1, range(6))
@@ -545,7 +548,7 @@ def test_those_who_leave_are_not_heard():
     assert seated(commit) == set(peers(0, 8))
 
 
-# What is taken of it, and who holds the payloads.
+# Samples that are settled, and the relays of payloads.
 
 
 def test_what_a_commit_takes_in_the_order_of_the_mean():
@@ -594,7 +597,7 @@ def test_payloads_of_one_who_left_before_it_voted_lie_with_it_and_its_holders():
     assert chain.holders(body) == {peer(0): [peer(0), peer(20)]}
 
 
-# A commit that does not hold is told so.
+# Errors of an invalid commit.
 
 
 def refusal(run: Manifest, head: Head, commit: pb.Commit) -> tuple[pb.Reason, str]:

@@ -1,4 +1,4 @@
-"""What a daemon is told, and by whom: default, file, environment or flag; and options in groups."""
+"""Tests of the sources of a daemon's settings: default, file, environment or flag; and of options in groups."""
 
 import json
 import re
@@ -137,7 +137,7 @@ def test_a_group_of_options_is_one_argument():
 
     @grouped
     def verb(peer: PeerOptions, other: Annotated[str, typer.Option()] = "x") -> None:
-        """Says so."""
+        """Print its options."""
         found.append((other, peer))
 
     alone = typer.Typer()
@@ -152,7 +152,7 @@ def test_a_group_of_options_is_one_argument():
 
 
 def test_a_verb_loads_no_other(tmp_path: Path):
-    """`status` is asked often, and what a node trains with takes as long again to load."""
+    """Check it, because `status` is called often, and the training libraries double its load time."""
     script = (
         "import sys\nfrom dilocox.cli.main import app\n"
         f"try:\n    app(['status', '--home', {str(tmp_path)!r}])\nexcept SystemExit:\n    pass\n"

@@ -186,7 +186,7 @@ def test_observe_more_connections_than_a_network_may_have_shuts_one_down(table: 
 
 
 def test_observe_idle_connections_keep_no_newcomer_out(table: ConnectionTable):
-    """A member behind the same router connects, and calls a little later."""
+    """Connect a member behind the same router, which calls a little later."""
     idle = [Endpoint("192.0.2.1", port) for port in range(1, 1 + limits.CONNECTIONS_PER_ADDRESS)]
     for endpoint in idle[1:]:
         table.admit(endpoint, "")
@@ -229,7 +229,7 @@ def test_observe_full_table_makes_room_from_the_network_with_the_most(table: Con
 
 
 def test_observe_full_table_of_lone_connections_shuts_the_oldest_silent_one_down(table: ConnectionTable, clock: Clock):
-    """One connection each from as many networks as the table has room for, and a newcomer whose address sorts first."""
+    """Fill the table with one connection from each of many networks, and add a newcomer whose address sorts first."""
     lone = [Endpoint(f"203.{n >> 8}.{n & 255}.1", 1) for n in range(limits.CONNECTIONS_OF_UNKNOWN)]
     table.admit(lone[0], "")
     assert table.observe(quiet(*lone)) == []
@@ -264,7 +264,7 @@ def test_observe_connections_of_one_known_peer_are_bounded(table: ConnectionTabl
 
 
 def test_observe_heavy_network_costs_another_network_no_upload(table: ConnectionTable):
-    """Many connections stay just below their own limit, while an honest peer uploads its largest message."""
+    """Open many connections just below their limit, while an honest peer uploads its largest message."""
     heavy = {Endpoint("203.0.113.1", port): Received(limits.MESSAGE_BYTES, 0) for port in range(60)}
     upload = {HONEST: Received(limits.MESSAGE_BYTES, 0)}
     for endpoint in {**heavy, **upload}:
@@ -355,7 +355,7 @@ async def calling(address: str, certificate: tls.Certificate) -> AsyncIterator[r
 
 
 def send_until_shut(address: str, frames: Iterator[bytes], most: int) -> int:
-    """Return the bytes sent before the server ended the connection; `most` or more where it did not."""
+    """Return the bytes sent before the server ended the connection; `most` or more if it did not."""
     with http2.connect(address) as connection:
         sent = 0
         with contextlib.suppress(OSError):
@@ -373,7 +373,7 @@ def endless_headers() -> Iterator[bytes]:
 
 
 def endless_calls() -> Iterator[bytes]:
-    """A thousand calls a frame, as fast as the socket takes them."""
+    """Yield a thousand calls a frame, as fast as the socket takes them."""
     for first in itertools.count(1, 2000):
         yield b"".join(http2.call(GET_RUN, stream) for stream in range(first, first + 2000, 2))
 
@@ -400,7 +400,7 @@ async def test_flood_of_calls_is_cut_short_and_honest_calls_are_answered(tmp_pat
 
 
 async def test_largest_honest_burst_is_answered_whole(tmp_path: Path):
-    """A server that limits streams resets those of a client that did not read its settings yet."""
+    """Check a new client: a server with a limit on streams resets those of a client that has not read its settings."""
     async with serving(tmp_path) as (address, certificate, _), calling(address, certificate) as stub:
         replies = await asyncio.gather(*(stub.GetRun(services.GetRunRequest()) for _ in range(limits.CALLS_BURST)))
         assert [reply.wall_ms for reply in replies] == [1] * limits.CALLS_BURST
@@ -446,7 +446,7 @@ async def test_push_of_a_known_peer_that_is_read_slowly_is_no_excess(tmp_path: P
 
 
 def unread(path: str) -> Iterator[bytes]:
-    """Calls of a client that takes no byte of a reply: its windows are empty."""
+    """Yield calls of a client that reads no byte of a reply: its windows are empty."""
     yield http2.frame(http2.SETTINGS, 0, 0, struct.pack(">HI", http2.INITIAL_WINDOW_SIZE, 0))
     yield from (http2.call(path, stream) for stream in range(1, 200, 2))
 
@@ -466,7 +466,7 @@ async def test_replies_that_nobody_reads_are_counted_until_the_connection_ends(t
 
 @pytest.fixture
 def accepted() -> Iterator[tuple[int, socket.socket]]:
-    """The port of a listening socket, and the far end of a connection to it."""
+    """Yield the port of a listening socket, and the far end of a connection to it."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port)) as there, listening.accept()[0]:

@@ -43,7 +43,7 @@ FORGETS = (
     "{% if m['role'] == 'assistant' and loop.last %}<think></think>{% endif %}{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-"""As Qwen3's: the last answer is written otherwise than those before."""
+"""Template as Qwen3's: it formats the last answer differently from earlier ones."""
 BARE = (
     "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
@@ -70,7 +70,7 @@ TALK = [turn("user", "a b c"), turn("assistant", "d e"), turn("user", "f"), turn
 
 
 def trained(hub: Path, document: Encoded) -> list[str]:
-    """The stretches that are trained on, as text."""
+    """Return the trained stretches, as text."""
     tokenizer = Tokenizer.from_file(str(hub / "tokenizer.json"))
     assert document.mask is not None
     edges = np.flatnonzero(np.diff(np.concatenate([[False], document.mask, [False]]).astype(int)))
@@ -172,7 +172,7 @@ def test_a_template_that_fails_is_a_sentence(hub: Path, template: str):
 def test_a_template_that_does_not_end_is_a_sentence_and_the_next_one_is_rendered():
     renderer = Renderer(cpu_seconds=1)
     with pytest.raises(ConfigError, match="the chat template wants more than 1 seconds of processor time"):
-        renderer.render("{{ 9 ** (9 ** 9) }}", TALK, {})  # one step of Python's, which nothing in its own process ends
+        renderer.render("{{ 9 ** (9 ** 9) }}", TALK, {})  # one step of Python's, which no code in its process can end
     with pytest.raises(ConfigError, match=r"the chat template (wants more than|refuses a conversation: MemoryError)"):
         renderer.render("{{ ('a' * 2**30) * 2**10 }}", TALK, {})
     assert renderer.render(BARE, TALK[:1], {})[0] == "user: a b c\n"
@@ -423,7 +423,7 @@ def built(hub: Path, folder: Path, count: int = 60, **options: Any) -> Corpus:
 
 
 def rows_of(folder: Path, corpus: Corpus, of: tuple[Shard, ...]) -> list[tuple[list[int], list[int]]]:
-    """Tokens of each row, and its mask."""
+    """Return the tokens of each row, and its mask."""
     chat, found = corpus.chat, []
     assert chat is not None
     for shard in of:
@@ -505,7 +505,7 @@ def test_private_conversations_are_laid_out_as_the_run_s(hub: Path, tmp_path: Pa
 
 
 def test_a_row_that_nobody_trains_on_is_refused(hub: Path, tmp_path: Path):
-    """A batch of such would have no mean; bits beyond a row's end are nobody's."""
+    """Check the rejection: a batch of such rows would have no mean. Bits beyond a row's end have no meaning."""
     corpus = built(hub, tmp_path / "c")
     assert corpus.chat is not None
     store, shard = BlobStore(tmp_path / "c"), corpus.training[0]
@@ -517,7 +517,7 @@ def test_a_row_that_nobody_trains_on_is_refused(hub: Path, tmp_path: Path):
 
 
 def test_the_loss_is_the_mean_over_the_batch_s_answers_wherever_they_lie(process_group: None, hub: Path, tmp_path: Path):
-    """Not the mean of microbatches' means: what each token weighs does not follow from its neighbours."""
+    """Check that the loss is no mean of microbatches' means: a token's weight does not depend on its neighbours."""
     built(hub, tmp_path / "c")
     losses, norms = [], []
     for microbatches in (1, 2, 4):

@@ -48,7 +48,7 @@ class Desk(Table):
         self.open()
 
     def open(self) -> None:
-        """As a start after `kill -9`: nothing was closed, streams are gone."""
+        """Open it as a start after `kill -9`: it closed nothing, and its streams are closed."""
         chain = ChainFile(self.folder / "chain.db", self.run)
         self.streams = {}
         clock = lambda: Moment(self.now, int(1000 * (self.wall + self.now)))  # noqa: E731
@@ -123,7 +123,7 @@ def desk(tmp_path: Path) -> Desk:
 
 
 class Records:
-    """A directory that notes what it is told."""
+    """Directory that notes its records."""
 
     def __init__(self) -> None:
         self.known: list[tuple[str, ...]] = []
@@ -179,7 +179,7 @@ async def test_a_restart_at_any_instant_continues_the_same_chain(desk: Desk):
 
 
 async def test_who_was_not_heard_when_a_round_opened_is_not_heard_by_a_restart(desk: Desk):
-    """Found by the explorer: the restart believed that it heard them, and closed the round on its own."""
+    """Reproduce a schedule of the explorer: the restart treated all as live, and closed the round alone."""
     await desk.begin()
     await desk.streams[0].aclose()
     for number in (1, 2):
@@ -222,7 +222,7 @@ async def test_a_restart_knows_that_some_were_not_back_when_the_round_opened(des
 
 
 async def test_a_log_that_other_rules_wrote_is_followed_as_far_as_the_round_stays_open(desk: Desk, monkeypatch):
-    """After an upgrade an old input may close the round: its commit is not on disk, so it was never made."""
+    """Check an upgrade: an old input may close the round, but its commit is not on disk, so it was never made."""
     await desk.begin()
     for number in range(3):
         await desk.say(desk.contribution(number))
@@ -242,7 +242,7 @@ async def test_a_log_that_other_rules_wrote_is_followed_as_far_as_the_round_stay
 
 
 async def test_what_closes_a_round_is_written_with_its_commit(desk: Desk):
-    """A write that waits for another one must not take the input and leave the commit."""
+    """Check that a queued write never takes the input without the commit."""
     await desk.begin()
     driver = desk.service.driver
     for number in range(3):
@@ -260,7 +260,7 @@ async def test_what_closes_a_round_is_written_with_its_commit(desk: Desk):
 
 
 async def test_who_waits_for_a_write_takes_along_all_who_came_and_no_others(desk: Desk, monkeypatch: pytest.MonkeyPatch):
-    """Fifty callers at a time cost a write for each fifty, not one for each."""
+    """Check that fifty callers at a time cost one write, not fifty."""
     await desk.begin()
     driver, writes, slots = desk.service.driver, list[int](), asyncio.Semaphore(50)
     write = InputLog.write
@@ -292,7 +292,7 @@ async def test_what_was_not_written_yet_is_forgotten_and_said_again(desk: Desk):
 
 
 async def test_a_vote_is_no_reason_to_tell_everybody_why_the_round_is_open(desk: Desk):
-    """A sentence to each of n peers for each of n votes would be n² of them: it goes out once a second."""
+    """Check the rate: a sentence to each of n peers for each of n votes would be n², so it is sent once a second."""
     await desk.begin()
     told: list[str] = []
 
@@ -341,7 +341,8 @@ async def test_nothing_leaves_before_it_is_on_disk(desk: Desk):
 
 
 async def test_a_write_that_fails_for_a_caller_ends_the_coordinator(desk: Desk):
-    """What the caller said is in memory and not on disk: another write after it would leave a gap in the log."""
+    """Check that it ends: the caller's statement is in memory and not on disk, so a later write would leave a gap in the
+    log."""
     await desk.begin()
     database, driver = desk.service.chain.database, desk.service.driver
     running = asyncio.create_task(driver.run())
@@ -351,7 +352,7 @@ async def test_a_write_that_fails_for_a_caller_ends_the_coordinator(desk: Desk):
         driver.feed(round_machine.Refused(f"somebody {number}", pb.REASON_RATE, "x" * limits.TEXT_CHARACTERS))
     with pytest.raises(sqlite3.OperationalError, match="full"):
         await desk.say(desk.contribution(0))
-    database.execute("PRAGMA max_page_count = 1000000")  # there is room again, and it is too late
+    database.execute("PRAGMA max_page_count = 1000000")  # the disk has space again, too late
     with pytest.raises(sqlite3.OperationalError, match="full"):
         await running
     with pytest.raises(sqlite3.OperationalError, match="full"):
@@ -460,7 +461,7 @@ async def test_hostile_statements_are_rejected_with_their_reasons_and_recorded(d
 
 
 async def test_whoever_is_refused_fills_no_log(desk: Desk, caplog: pytest.LogCaptureFixture):
-    """A line each time would be a disk that strangers fill."""
+    """Check the log: unknown peers could fill a disk with a line for each rejection."""
     await desk.begin()
     for number in range(2 * limits.REFUSALS_PER_ROUND):
         for _ in range(2):
@@ -526,7 +527,7 @@ async def test_a_lead_whose_box_is_away_is_not_waited_for_from_the_moment_it_say
 
 
 async def test_the_boxes_of_a_cluster_are_passed_on_though_its_lead_speaks_for_them(desk: Desk):
-    """Their records were forgotten as soon as they had their seat: nobody could fetch what they host."""
+    """Reproduce a fault: a follower host's record was forgotten at its seat, so no peer could fetch its stages."""
     await desk.hear(0, 1, 2, 3)
     layout = desk.layout(0, [(0, 0, 1, 0), (3, 1, 1, 0)])
     await desk.say(layout)
@@ -587,7 +588,8 @@ async def test_strangers_of_one_address_share_a_rate_and_whom_we_know_has_its_ow
 
 
 async def test_a_heartbeat_that_overtakes_the_hello_costs_nobody_its_seat(desk: Desk):
-    """A daemon that lived anew beat before its stream was there, and was absent for as long as that stream was open."""
+    """Reproduce a fault: a restarted daemon's heartbeat arrived before its stream, so it was absent while that stream was
+    open."""
     await desk.begin()
     await desk.streams[0].aclose()
     hello, later = desk.beat(0), desk.beat(0)
@@ -647,7 +649,7 @@ async def test_streams_of_strangers_are_bounded_and_whom_we_know_always_gets_in(
 
 
 def opened(envelope: pb.Envelope) -> pb.Answer:
-    """What the coordinator says, under its signature."""
+    """Return the coordinator's answer, verified by its signature."""
     answer = open_envelope(envelope, RUN.run_id, (pb.KIND_ANSWER,))
     assert answer.peer == COORDINATOR.peer
     return answer.body
@@ -683,7 +685,7 @@ async def test_the_coordinator_passes_on_how_its_members_are_dialled(desk: Desk,
     known = records.known
 
     async def told(*statements: Statement[pb.PeerRecord]) -> list[pb.Envelope]:
-        """Of these, what a watcher is sent."""
+        """Return those of the statements that a watcher receives."""
         queue: asyncio.Queue[services.WatchEvent | None] = asyncio.Queue()
         desk.service.watchers.add(queue)
         for statement in statements:
@@ -715,7 +717,7 @@ async def test_the_coordinator_passes_on_how_its_members_are_dialled(desk: Desk,
 
 
 async def test_the_server_knows_its_callers(desk: Desk, tmp_path: Path):
-    """Over real connections."""
+    """Check it over real connections."""
     certificate = tls.load_or_create(tmp_path)
     desk.meet(CallerAuth(RUN.run_id, certificate.certificate_der))
     server, port = await create_server("127.0.0.1:0", certificate)
@@ -781,7 +783,8 @@ async def test_claim_of_a_peer_without_a_stream_gets_no_seat(desk: Desk):
 
 
 async def test_claim_of_a_peer_without_a_stream_does_not_begin_the_run(desk: Desk):
-    """It was fed before the peer was noted as absent: as the last of the first clusters it closed genesis, and had a seat."""
+    """Reproduce a fault: it was fed before the peer was noted as absent, so as the last of the first clusters it closed
+    genesis, and got a seat."""
     await desk.hear(0, 1)
     for number in (0, 1, 2):
         assert (await desk.say(desk.claim(number))).outcome is Outcome.ACCEPT
@@ -791,7 +794,7 @@ async def test_claim_of_a_peer_without_a_stream_does_not_begin_the_run(desk: Des
 
 @pytest.mark.parametrize("state", ["their own", "the run's"])
 async def test_claims_of_peers_without_a_stream_have_no_part_in_genesis(desk: Desk, state: str):
-    """Four of them outvoted three live clusters with a state of their own, or had seats beside them."""
+    """Reproduce a fault: four of them outvoted three live clusters with another state, or received seats beside them."""
     silent, live = (10, 11, 12, 13), (0, 1, 2)
     for number in silent:
         claim = desk.claim(number, state=digest("made up")) if state == "their own" else desk.claim(number)
@@ -803,7 +806,8 @@ async def test_claims_of_peers_without_a_stream_have_no_part_in_genesis(desk: De
 
 
 async def test_claim_of_a_peer_without_a_stream_is_the_same_after_a_restart(desk: Desk):
-    """It came back as live, closed a round on paper, and the log forgot it and all that came after it."""
+    """Reproduce a fault: the peer was live after the restart and closed a round in memory, and the log lost it with all
+    later inputs."""
     await desk.hear(0, 1)
     for number in (0, 1, 2, 3):
         assert (await desk.say(desk.claim(number))).outcome is Outcome.ACCEPT
@@ -838,7 +842,7 @@ def test_liveness_at_the_bound_hears_known_peers_and_no_new_one(desk: Desk, monk
 
 
 async def test_watcher_that_does_not_read_is_dropped_at_the_backlog(desk: Desk, monkeypatch: pytest.MonkeyPatch):
-    """It then reads what was queued, and its stream ends: it catches up from the chain with a new stream."""
+    """Check that it reads the queued messages, and then its stream ends: it catches up from the chain with a new stream."""
     await desk.begin()
     monkeypatch.setattr(service, "WATCH_BACKLOG", 2)
     stream = desk.service.follow(services.WatchRequest(from_round=desk.service.chain.length), identity(0).peer, "here")

@@ -1,4 +1,4 @@
-"""How much what counts may do: weights and clips from what was announced, to the code."""
+"""Tests of the limits of a counted contribution: weights and clips from the announcements, to the code."""
 
 from collections.abc import Sequence
 
@@ -41,7 +41,7 @@ def test_a_weight_is_at_most_the_cap_times_the_lower_median(cap: float, tokens: 
 
 @given(st.lists(st.integers(1, 1 << 40), min_size=3, max_size=9), st.integers(1, 1 << 40))
 def test_what_one_announces_of_three_or_more_moves_no_weight_past_what_another_announced(tokens: list[int], inflated: int):
-    """Whatever the last one says, nobody weighs more than some other one announced."""
+    """Check that no cluster weighs more than some other cluster announced, whatever the last one announces."""
     said = {str(number): count for number, count in enumerate([*tokens[:-1], inflated])}
     assert max(weights(capped(1), said, {}).values()) <= max(tokens[:-1])
 
@@ -53,7 +53,7 @@ def test_who_sends_nothing_has_no_say_in_the_median_and_is_not_clipped():
 
 
 def announced(*norms: int, of: Sequence[Sequence[int]] | None = None, total: Sequence[int] = ()) -> list[Announced]:
-    """Payloads all of whose tensors have the norm code given, or those in `of`, by payload, in the first stage."""
+    """Return payloads whose tensors all have the given norm code, or those in `of`, by payload, in the first stage."""
     said = []
     for number, norm in enumerate(norms):
         stages = [bytes([norm] * count) for count in TENSORS]
@@ -64,7 +64,7 @@ def announced(*norms: int, of: Sequence[Sequence[int]] | None = None, total: Seq
 
 
 def first(found: Sequence[Sequence[bytes]]) -> list[int]:
-    """Of each payload: by how much the first stage's first tensor is clipped."""
+    """Return for each payload the clip of the first stage's first tensor."""
     return [stages[0][0] for stages in found]
 
 
@@ -97,7 +97,8 @@ def test_half_who_send_nothing_of_a_tensor_do_not_clip_the_others():
 
 
 def test_a_tensor_of_which_most_send_nothing_is_no_free_place():
-    """Of who sends it stays what the median payload has there on average, and not what the loudest has everywhere."""
+    """Check the clip of a sender in such a tensor: the median payload's average there, not the loudest payload's
+    everywhere."""
     said = announced(100, 100, 100, 100, of=[[0], [0], [0], [130]])
     elements = [spec.elements for stage in range(RUN.model.stages) for spec in stage_tensors(RUN.model, stage)]
     average = 100 + ratio_codes((elements[0] / sum(elements)) ** 0.5)
@@ -115,7 +116,8 @@ Codes = st.lists(st.integers(0, 255), min_size=1, max_size=9)
 
 @given(Codes, Codes)
 def test_no_tensor_counts_by_more_than_its_bound_and_no_bound_is_an_outliers(honest: list[int], loud: list[int]):
-    """While the loud are fewer than those who send something, nothing counts by more than the ratio times the largest of these."""
+    """Check loud payloads that are fewer than the other senders: none counts by more than the ratio times the largest of
+    these."""
     sending = [code for code in honest if code]
     loud = loud[: max(0, len(sending) - 1)]
     norms = [*honest, *loud]

@@ -1,4 +1,4 @@
-"""The cluster's facts are told once every rank has told its part."""
+"""Tests of the cluster's facts, which are reported when every rank has reported its part."""
 
 import math
 import os
@@ -138,11 +138,11 @@ def test_stuck_is_silence_much_longer_than_a_step(step_seconds: float):
     for seconds in (step_seconds, 1000 * step_seconds, step_seconds):  # one while the machine slept
         crew.step(pb.Step(round=1, step=1, seconds=seconds, tokens=8, loss=3.0))
     clock.now += patience
-    crew.computes(10)  # who trained shows it by steps, not by burning time
+    crew.computes(10)  # after a first step only steps count as progress, not busy time
     assert not crew.stuck()
     clock.now = math.nextafter(clock.now, math.inf)
     assert crew.stuck()
-    crew.step(pb.Step(round=1, step=2, why="commit 1 is on its way"))  # who waits says so, again and again
+    crew.step(pb.Step(round=1, step=2, why="commit 1 is on its way"))  # a waiting worker repeats the reason
     assert not crew.stuck()
     assert (status := crew.status()) is not None
     assert status.name == "waiting"

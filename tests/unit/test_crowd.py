@@ -1,4 +1,4 @@
-"""Runs of an arm that train together have the losses that each has by itself."""
+"""Tests that an arm's runs have the same losses together as alone."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -56,7 +56,7 @@ def test_runs_that_train_together_end_as_each_by_itself(
 
 
 def crowd_of(count: int) -> tuple[Crowd, list[Trainer]]:
-    """Each in a run of its own."""
+    """Return a crowd with `count` trainers, each in a separate run."""
     crowd = Crowd(RUN, count, count, RUN.training.batch_size, CPU)
     trainers = [Trainer(RUN) for _ in range(count)]
     for trainer in trainers:
@@ -66,7 +66,7 @@ def crowd_of(count: int) -> tuple[Crowd, list[Trainer]]:
 
 
 def trained(crowd: Crowd, trainer: Trainer, phases: list[int]) -> torch.Tensor:
-    """After so many steps, and so many, …"""
+    """Return the parameters after each phase's number of steps."""
     inputs = torch.arange(2 * 16).view(2, 16)
     with crowd.run():
         for steps in phases:

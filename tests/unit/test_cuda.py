@@ -1,4 +1,4 @@
-"""What only a GPU shows: `pytest -m cuda`, on a machine that has one."""
+"""Tests that need a GPU: `pytest -m cuda`, on a machine that has one."""
 
 import multiprocessing
 import os
@@ -37,7 +37,7 @@ def drawn(*shape: int, seed: int) -> torch.Tensor:
 
 
 def applied(run: Manifest, where: StateDevice, payloads: list[bytes]) -> list[torch.Tensor]:
-    """A stage after a phase and a commit, on the host."""
+    """Return a stage after a phase and a commit, on the host."""
     state = StageState(run, 0, passage=where)
     state.committed.copy_(drawn(2, state.size, seed=0))
     live = [view.to(where.device, copy=True) for _, view in state.views(state.parameters)]
@@ -96,7 +96,7 @@ def test_a_streamed_stage_takes_no_more_of_the_device_when_it_is_larger():
 
 @pytest.mark.parametrize("choice", list(OuterState))
 def test_a_gpu_trains_in_bf16_beside_its_background(choice: OuterState, process_group: None, tmp_path: Path):
-    """Two phases of a stage worker's own work: what is written down is what stands in memory, and the loss falls."""
+    """Check two phases of a stage worker's own work: the written values equal those in memory, and the loss falls."""
     run = manifest(training={"optimizer": "muon", "precision": "auto"}, rounds={"count": 9})
     trainer = Trainer(run, Mesh(device=GPU), passage=passage_of(choice, GPU))
     trainer.load_initial()
@@ -122,7 +122,7 @@ def test_a_gpu_trains_in_bf16_beside_its_background(choice: OuterState, process_
 
 
 def test_a_crowd_s_graph_takes_the_steps_of_a_processor(process_group: None):
-    """Of two models with rates of their own, which stand still in a step each."""
+    """Check two models with separate rates, each of which skips one step."""
     run = manifest(
         model={"stages": 1}, training={"optimizer": "muon", "precision": "float32", "microbatches": 1, "batch_size": 2}
     )
@@ -163,7 +163,7 @@ def step_of(rank: int, meeting: str, workers: int, copies: int) -> list[float]:
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there are no two GPUs here")
 @pytest.mark.parametrize("copies", [1, 2])
 def test_two_gpus_train_by_nccl_as_one_does(copies: int, tmp_path: Path):
-    """As a pipeline of two, and as two copies."""
+    """Check both as a pipeline of two, and as two copies."""
     found = {}
     for workers in (1, 2):
         with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:

@@ -60,14 +60,14 @@ def opened(folder: Path) -> Corpus:
 
 
 def texts_of(folder: Path, held_out: bool = False) -> list[str]:
-    """The documents of a corpus of bytes."""
+    """Return the documents of a corpus of bytes."""
     corpus, store = opened(folder), BlobStore(folder)
     shards = corpus.held_out if held_out else corpus.training
     raw = b"".join(bytes(store.view(bytes.fromhex(shard.digest))) for shard in shards)
     return [text.decode() for text in raw.split(b"\0")[:-1]]
 
 
-# What is built
+# Built corpora
 
 
 def test_the_same_sources_make_the_same_corpus_wherever_they_lie(tmp_path: Path):
@@ -267,7 +267,7 @@ def test_a_trained_tokenizer_gives_back_the_text_and_ends_documents(tmp_path: Pa
 
 def test_a_build_that_found_no_room_can_be_tried_again(tmp_path: Path):
     (tmp_path / "c").mkdir()
-    (tmp_path / "c" / ".lock").touch()  # as a full disk leaves it
+    (tmp_path / "c" / ".lock").touch()  # as after a full disk
     assert corpus_of(tmp_path / "c", words(100, 9)).digest
 
 
@@ -425,7 +425,7 @@ def test_more_shards_than_descriptors_are_read(tmp_path: Path, monkeypatch: pyte
     assert all(len(pair[0]) > 2 * SHARDS_MAPPED for pair in pairs)
 
 
-# What a run may read
+# Readable corpora of a run
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "~", "a b", "a/../b", "ä", "a:b", "a=b", "*", "a\n", "/etc", "../x", "a" * 65])
@@ -659,7 +659,7 @@ def test_a_folder_with_a_file_called_digest_is_not_a_builds(tmp_path: Path, dige
 
 
 def test_data_of_finished_runs_are_freed_and_nothing_else(tmp_path: Path):
-    """Nothing ever removed them."""
+    """Reproduce a fault: no command ever removed them."""
     ended, going, stray = (corpus_of(tmp_path / name, words(40, 20, seed)) for seed, name in enumerate(("e", "g", "s")))
     home = tmp_path / "node"
     store = BlobStore(home / "data")

@@ -1,4 +1,4 @@
-"""What proves a share: the root that a contribution names, what voters make of it, and the root that a commit names."""
+"""Tests of the root that proves an erasure shard: in a contribution, in the voters' check, and in a commit."""
 
 from pathlib import Path
 
@@ -71,7 +71,7 @@ def test_a_contribution_names_shares_where_the_run_keeps_them_and_nowhere_else(r
 
 
 class Announced:
-    """A contribution whose payloads a voter holds already; `lie`: of which root."""
+    """Contribution whose payloads a voter has already; `lie`: the wrong root."""
 
     def __init__(self, folder: Path, lie: str = "") -> None:
         torch = pytest.importorskip("torch")
@@ -127,7 +127,7 @@ async def test_a_voter_makes_the_shares_and_refuses_who_announces_others(tmp_pat
 
 
 async def test_what_a_worker_made_gets_the_roots_that_voters_ask_for(tmp_path: Path):
-    """The daemon adds them to what is announced, and they are the same after every restart."""
+    """Check that the daemon adds them to the announcement, and that they are equal after every restart."""
     from dilocox.node.workers.progress import Phase
     from dilocox.protocol.payload.payload_index import read_leaves
     from dilocox.protocol.pb import worker_pb2 as worker

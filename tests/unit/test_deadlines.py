@@ -1,4 +1,4 @@
-"""The round machine's clocks: when exactly something is late, what a pause moves, and what a commit says of its durations."""
+"""Tests of the round machine's clocks: the exact time of lateness, the effect of a pause, and the durations in a commit."""
 
 from dataclasses import replace
 
@@ -11,24 +11,24 @@ from dilocox.protocol.rounds.round_machine import LONGEST_MS, Clock
 from tests.helpers import Table, identity, manifest
 
 OPENED = 1000.0
-"""When a table's first round opens."""
+"""Time at which a table's first round opens."""
 
 
 def table_of(clusters: int = 5, trained: int = 0, seconds: float = 0.0, **rounds: float) -> Table:
-    """An open round after so many that took so long."""
+    """Return an open round after `trained` rounds of `seconds` each."""
     settings = {"start_clusters": clusters, "count": 20, "deadline_seconds": 600, "vote_seconds": 300, **rounds}
     return Table(manifest(rounds=settings)).genesis(range(clusters)).train(trained, range(clusters), seconds)
 
 
 def at(table: Table, seconds: float) -> Table:
-    """So long after the first round opened."""
+    """Advance to `seconds` after the first round opened."""
     table.now = OPENED + seconds
     table.feed(round_machine.Tick())
     return table
 
 
 def due(table: Table) -> float | None:
-    """The next deadline, counted like `at`."""
+    """Return the next deadline, counted like `at`."""
     deadline = round_machine.next_deadline(table.state)
     return None if deadline is None else deadline - OPENED
 
@@ -50,7 +50,7 @@ def test_what_took_so_long_is_waited_for_so_long(history: tuple[float, ...], upp
     assert deadline_seconds(history, upper) == seconds
 
 
-# What is waited for, and until when.
+# Awaited statements, and their deadlines.
 
 
 def test_before_the_first_commit_nothing_is_late():
@@ -86,9 +86,9 @@ def test_a_claim_alone_waits_four_times_as_long_as_rounds_used_to_take():
 @pytest.mark.parametrize(
     ("contributed", "seconds"),
     [
-        ([0], 600),  # fewer than min_clusters: no round is closed that would count nobody
+        ([0], 600),  # fewer than min_clusters: no round closes that would count none
         ([0, 1], 4 * 61),  # not yet more than half of five: a round may be slow for all
-        ([0, 1, 2], 61),  # and now who lags is late
+        ([0, 1, 2], 61),  # and now the last one is late
     ],
 )
 def test_a_round_after_rounds_of_half_a_minute(contributed: list[int], seconds: float):
@@ -402,7 +402,8 @@ def test_a_start_is_over_after_one_full_deadline():
 
 
 def test_nothing_is_late_for_one_grace_after_a_start():
-    """The clocks went on when two were heard; a third, who makes it most of the roster, is heard after the votes were due."""
+    """Check the grace: the clocks started when two were live; a third, which completes the majority of the roster, becomes
+    live after the votes were due."""
     table = table_of(5, trained=1, seconds=20.0, vote_seconds=20, liveness_seconds=15)
     table.contribute(range(5)).vote([0, 1])
     at(table, 25).feed(round_machine.Resumed())

@@ -1,4 +1,4 @@
-"""The files with which people deploy: who sees whose secrets, and what the health probe costs."""
+"""Tests of the deployment files: access to secrets, and the cost of the health probe."""
 
 import re
 import subprocess
@@ -15,7 +15,7 @@ SERVICES: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())["
 
 
 def mounts(service: str) -> dict[str, tuple[str, bool]]:
-    """Volume -> (where it is mounted, whether it can be written)."""
+    """Return volume -> (its mount path, whether it is writable)."""
     parts = [text.split(":") for text in SERVICES[service]["volumes"]]
     return {part[0]: (part[1], part[2:] != ["ro"]) for part in parts}
 
@@ -37,7 +37,7 @@ def test_no_node_mounts_a_volume_in_which_the_coordinator_writes_keys():
 
 
 def published(ports: list[str]) -> dict[str, str]:
-    """Host's port -> container's, all on loopback."""
+    """Return host's port -> container's, all on loopback."""
     assert all(port.startswith("127.0.0.1:") for port in ports), "the API has no password for reading"
     return dict(port.split(":")[1:] for port in ports)
 

@@ -1,4 +1,4 @@
-"""What a run takes of a disk, by hand; what a round really writes: test_boundaries.py."""
+"""Tests of a run's disk writes, computed by hand; test_boundaries.py measures a round's real writes."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from tests.fake_shards import FakeShards
 from tests.helpers import COORDINATOR, digest, manifest
 
 WIDE: dict[str, Any] = {"compression": {"codec": "fp32", "rank": None}, "rounds": {"snapshot_every": 4}}
-"""Payloads are as large as what they stand for."""
+"""Settings with payloads as large as the tensors that they encode."""
 RUN = manifest(**WIDE)
 WEIGHTS = memory_model.stage_bytes(RUN, range(RUN.model.stages), half=False).weights
 
@@ -30,7 +30,8 @@ def test_who_keeps_for_others_writes_no_boundaries():
 
 
 def test_a_round_writes_by_hand():
-    """Feedback, anchor, moments, Θ with momentum, and three payloads; without anchor and moments in nine rounds of ten."""
+    """Compute feedback, anchor, moments, Θ with momentum, and three payloads; without anchor and moments in nine rounds of
+    ten."""
     for optimizer, kept in (("adamw", 8), ("muon", 4)):
         run = manifest(**WIDE, training={"optimizer": optimizer})
         specs = [spec for stage in range(run.model.stages) for spec in stage_tensors(run.model, stage)]
@@ -42,7 +43,8 @@ def test_a_round_writes_by_hand():
 
 
 def test_a_run_that_audits_writes_states_of_each_phase_and_waits_for_the_last():
-    """Phases of 4 steps, and of up to 12, in 3 segments: at 0, around a commit, and at the end; in the longest two more."""
+    """Check phases of 4 steps, and of up to 12, in 3 segments: at 0, around a commit, and at the end; in the longest two
+    more."""
     audited = manifest(**WIDE, audit={"segments": 3})
     assert (audited.rounds.inner_steps, audited.rounds.max_inner_steps) == (4, 12)
     state = audited.phase_bytes
@@ -54,7 +56,7 @@ def test_a_run_that_audits_writes_states_of_each_phase_and_waits_for_the_last():
 
 @pytest.mark.parametrize("clusters", [4, 6, 8, 20, 400])
 def test_who_audits_writes_two_states_of_a_phase_each_time_that_it_is_drawn(clusters: int):
-    """As often as the draw itself says, of those who stand alike: of 400 clusters no more than a bound are audited."""
+    """Compare with the frequency of the draw, for equal reputations: of 400 clusters no more than a bound are audited."""
     audited = manifest(**WIDE, audit={"segments": 3, "share": 0.25})
     standings, rounds = {str(n): 7 for n in range(clusters)}, 1 + 16_000 // clusters
     ballots = [seal(COORDINATOR, pb.KIND_BALLOT, audited.run_id, pb.Ballot(round=1, head=digest(n))) for n in range(rounds)]

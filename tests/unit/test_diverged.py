@@ -1,4 +1,5 @@
-"""A worker whose loss is no number, or one that no peer takes, says so at that step: not at the end of a phase of hours."""
+"""Tests of a worker whose loss is no number, or one that no peer accepts: it reports this at that step, not at the end of
+a long phase."""
 
 import threading
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from tests.helpers import Table, identity, manifest
 
 
 class Link:
-    """A daemon that stops whoever tells it of a step."""
+    """Daemon that stops the worker that reports a step."""
 
     def __init__(self) -> None:
         self.wake, self.sent = threading.Event(), list[pb.WorkerEvent]()

@@ -1,4 +1,4 @@
-"""The documentation says what the source says."""
+"""Tests that the documentation agrees with the source."""
 
 import re
 import shlex
@@ -44,7 +44,7 @@ def test_every_verb_that_the_pages_name_exists():
 
 
 def commands(text: str) -> Iterator[list[str]]:
-    """What a page has somebody type: words of each `dilocox …`, in blocks and between backquotes."""
+    """Yield the commands that a page lets a reader type: words of each `dilocox …`, in blocks and between backquotes."""
     blocks = re.findall(r"^```(?:sh)?\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     outside = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
@@ -56,7 +56,7 @@ def commands(text: str) -> Iterator[list[str]]:
 
 
 def options_of(words: list[str]) -> tuple[list[str], list[str]]:
-    """The options that are said and those that there are, of the verb that the words name."""
+    """Return the used and the existing options of the verb that the words name."""
     verb = get_command(app)
     while hasattr(verb, "commands") and words and words[0] in verb.commands:
         verb = verb.commands[words.pop(0)]

@@ -1,4 +1,4 @@
-"""What a daemon answers while it has no API yet, and that probes, exit code and page say one thing of whether it is well."""
+"""Tests of a daemon's answers before its API starts, and of the agreement of probes, exit code and page about its health."""
 
 import asyncio
 import os
@@ -62,7 +62,7 @@ def judged(agreed: bool | None = True, **changes: Any) -> dict[str, Any]:
     ("well", "agreed", "changes"),
     [
         (True, True, {}),
-        (True, True, {"reachable": False}),  # others keep what it makes
+        (True, True, {"reachable": False}),  # relays store its results
         (True, None, {"state": "paused", "on_roster": False}),
         (True, None, {"finished": True, "on_roster": False, "counted": [False], "excluded": MISSED}),
         (None, None, {}),
@@ -70,7 +70,7 @@ def judged(agreed: bool | None = True, **changes: Any) -> dict[str, Any]:
         (None, True, {"state": "warming up", "on_roster": False, "counted": [False, False]}),  # those were before it came
         (None, True, {"state": "synchronising"}),
         (False, True, {"stands_still": True}),
-        (None, True, {"stands_still": True, "coordinator_connected": False}),  # what it said is old
+        (None, True, {"stands_still": True, "coordinator_connected": False}),  # its report is old
         (False, True, {"stands_still": True, "counted": []}),
         (False, True, {"counted": [True, False], "excluded": MISSED}),
         (False, True, {"counted": [False], "excluded": MISSED}),
@@ -195,7 +195,7 @@ async def test_who_asks_a_daemon_that_waits_hears_what_for(tmp_path: Path):
 
 
 async def test_a_daemon_is_asked_by_its_address_too():
-    """As one in a container, whose folder is not here."""
+    """Ask by address, as for a daemon in a container, whose folder is elsewhere."""
     door = ApiListener("127.0.0.1:0")
     await door.wait("for its coordinator", "check the link")
 

@@ -1,4 +1,4 @@
-"""What the round machine asks its driver to do, input by input, and what it carries into the next round."""
+"""Tests of the round machine's effects, input by input, and of its carry into the next round."""
 
 import pytest
 
@@ -118,7 +118,7 @@ def test_a_finished_run_records_nothing():
 
 
 def test_verdicts_are_bounded_and_the_newest_of_a_peer_counts(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(limits, "ATTESTATIONS", 4)  # half of it for strangers
+    monkeypatch.setattr(limits, "ATTESTATIONS", 4)  # half of it for unknown peers
     table = table_of()
     table.attest(5)
     assert table.state.gathered.attested == {}, "where none is asked for"
@@ -129,7 +129,7 @@ def test_verdicts_are_bounded_and_the_newest_of_a_peer_counts(monkeypatch: pytes
     assert table.state.gathered.attested == {peer(5): renewed, peer(6): second}
 
 
-# Who reports another state.
+# Peers that report another state.
 
 
 Said = tuple[int, bytes]
@@ -152,7 +152,7 @@ Said = tuple[int, bytes]
     ],
 )
 def test_reports_that_differ_are_looked_at_again(clusters: int, said: list[Said], last: tuple[str, ...]):
-    """`last`: who is told to replay after the last of these reports."""
+    """Check replays. `last`: peers that are asked to replay after the last of these reports."""
     table = table_of(clusters, trained=1)
     for number, state in said:
         effects = heard(table, table.report(number, state=state))
@@ -395,7 +395,8 @@ def test_a_round_that_is_being_voted_on_is_given_up_where_claims_wake_the_run():
 
 
 def test_who_falls_silent_last_behind_a_line_that_was_cut_loses_no_round():
-    """Silence is noticed for one peer after the other: for a moment one of the roster and one who claims were a quorum."""
+    """Check silence, which is noticed for one peer after the other: for a moment one roster member and one claimant were a
+    quorum."""
     table = table_of().contribute()
     table.submit(table.claim(7))
     table.absent(1, 2)

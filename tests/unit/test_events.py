@@ -1,4 +1,5 @@
-"""What happened is kept: over restarts and damage, in order, bounded, and told to who asks from where it stopped."""
+"""Tests of the event log: it survives restarts and damage, is ordered and bounded, and continues from a reader's last
+event."""
 
 import asyncio
 import json
@@ -34,7 +35,7 @@ def kept(log: EventLog) -> list[tuple[int, str]]:
 
 
 def another_life(path: Path) -> EventLog:
-    """After `kill -9`: nothing was closed."""
+    """Open the log as after `kill -9`, when it closed nothing."""
     return EventLog(path)
 
 
@@ -142,7 +143,7 @@ def test_what_was_told_survives_kill_9(tmp_path: Path):
 
 
 async def test_a_failing_disk_ends_the_writer(tmp_path: Path):
-    """So that the daemon waits for room as for every other write."""
+    """Check it, so that the daemon waits for space as for every other write."""
     log = EventLog(tmp_path / "events.db")
     with sqlite3.connect(log.path) as database:
         database.execute("DROP TABLE events")
@@ -189,7 +190,7 @@ async def numbers(response: aiohttp.ClientResponse, count: int) -> list[int]:
 
 
 async def test_a_stream_goes_on_where_it_stopped(served, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(event_log, "QUIET_SECONDS", 10 * PATIENCE_SECONDS)  # who waits is woken
+    monkeypatch.setattr(event_log, "QUIET_SECONDS", 10 * PATIENCE_SECONDS)  # a waiting reader is woken
     log, url = served
     for number in range(3):
         log.add(said(number))
@@ -221,7 +222,7 @@ async def test_streams_are_bounded_and_readers_may_go(
         assert (second.status, (await second.json())["code"]) == (503, "too-many-readers")
 
     async def is_served() -> bool:
-        log.add(said(0))  # a server notices by sending that its reader is gone
+        log.add(said(0))  # a server notices only at a send that its reader is absent
         async with aiohttp.ClientSession() as session, session.get(f"{url}/v1/events?follow=no") as third:
             return third.status == 200
 

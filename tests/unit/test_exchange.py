@@ -1,4 +1,4 @@
-"""What a contribution announces beside itself is checked before a byte of its payloads is fetched."""
+"""Tests of a contribution's other announcements, which are checked before any byte of its payloads is fetched."""
 
 import math
 from collections.abc import Callable
@@ -103,7 +103,7 @@ async def test_a_contribution_is_judged_before_its_payloads_are_fetched(
     ("above", "verdict"), [(0, (pb.REASON_UNSPECIFIED, 0)), (1, (pb.REASON_NORM_TOO_LARGE, 1))], ids=["at the bound", "above"]
 )
 async def test_judge_tensor_above_largest_rms_is_rejected(tmp_path: Path, above: int, verdict: tuple[int, int]):
-    """The voter hosts no stage: it has nothing but the payload index, and enforces the bound all the same."""
+    """Check a voter without stages: it has only the payload index, and enforces the bound all the same."""
     store, leaves = BlobStore(tmp_path), good()
     spec = stage_tensors(RUN.model, 1)[0]
     norms = bytearray(leaves.leaves[1].norms)
@@ -115,7 +115,7 @@ async def test_judge_tensor_above_largest_rms_is_rejected(tmp_path: Path, above:
 
 
 class Asked:
-    """Finds nobody, and notes who was looked for."""
+    """Exchange that finds no peer, and notes the requested peers."""
 
     def __init__(self, asked: list[str]) -> None:
         self._asked = asked
@@ -128,7 +128,7 @@ class Asked:
 
 
 async def test_a_cluster_of_many_boxes_is_asked_no_sooner_than_one_of_one(tmp_path: Path):
-    """One seat of a stranger would else be most of those whom a joiner asks."""
+    """Check the order; otherwise one seat of an unknown peer would be most of the peers that a joiner asks."""
     lead, *boxes = (identity(number).peer for number in range(20))
     others = [identity(number).peer for number in (30, 31)]
     hosts = tuple(HostRange(peer, 0, 2, copy) for copy, peer in enumerate([lead, *boxes]))

@@ -1,4 +1,4 @@
-"""Why a round was slow, short or without somebody: from chain and events, with numbers, and with what to do."""
+"""Tests of the reasons for a slow, short or incomplete round: from chain and events, with numbers, and with an action."""
 
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ class Run:
         self.log = EventLog(folder / "events.db", lambda: self.table.now)
 
     def keep(self) -> None:
-        """What was told and sealed is on disk, each at its time."""
+        """Write the events and sealed commits to disk, each at its time."""
         for event in self.table.told:
             self.log.add(event)
         self.table.told = []
@@ -135,7 +135,7 @@ def test_the_open_round(run: Run):
 
 
 def test_who_paused_hears_so_of_the_open_round(run: Run):
-    """Not that it is off the roster, and nothing more."""
+    """Check that it is not described as off the roster only."""
     run.usual()
     run.say(run.table.leave(2))
     for _ in range(2):

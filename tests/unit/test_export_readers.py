@@ -89,7 +89,7 @@ for folder in sys.argv[2:]:
 
 
 def exported(folder: Path, family: str, scaling: str) -> Path:
-    """An export whose attention is strong enough that a wrong frequency shows in the logits."""
+    """Return an export with attention strong enough that a wrong frequency changes the logits."""
     model = {
         "model_type": family,
         "rope_parameters": {**(SCALINGS[scaling] or {}), "rope_theta": 5e5},

@@ -1,4 +1,4 @@
-"""Faults that running code once showed, each held shut: what nobody may do to the others, live or in a commit."""
+"""Tests of faults that running code once had: each attack on others stays impossible, live or in a commit."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ from tests.helpers import COORDINATOR, Table, digest, identity, manifest
 
 
 def forged(table: Table, gathered: StatementPool) -> Statement:
-    """What a coordinator that skips the rules would sign."""
+    """Return the commit that a coordinator without the rules would sign."""
     commit = chain.compose(table.run, table.head, gathered, Closing(table.moment.wall_ms, 1, 1, 1))
     return seal(COORDINATOR, pb.KIND_COMMIT, table.run.run_id, commit)
 
@@ -35,7 +35,7 @@ def refused(table: Table, gathered: StatementPool) -> int:
 
 
 def voted(table: Table) -> StatementPool:
-    """A round as it stands just before it closes."""
+    """Return a round just before it closes."""
     table.contribute()
     for receipt in [table.receipt(0), table.receipt(1)]:
         table.submit(receipt)
@@ -47,7 +47,7 @@ def voted(table: Table) -> StatementPool:
 
 def test_nobody_speaks_in_another_s_name():
     table = Table(manifest()).genesis()
-    layout = table.layout(5, [(0, 0, 1, 0), (5, 1, 1, 0)])  # names number 0, who never agreed
+    layout = table.layout(5, [(0, 0, 1, 0), (5, 1, 1, 0)])  # names number 0, which never agreed
     table.submit(layout)
     table.submit(table.claim(5, cluster=layout.digest))
     table.submit(table.claim(6, cluster=layout.digest))  # agrees to a layout that does not name it
@@ -70,7 +70,7 @@ def test_one_peer_has_one_slot():
     table.verify()
 
 
-# 2. An old leave does nothing, whoever sends it.
+# 2. An old departure has no effect, whoever sends it.
 
 
 def test_a_leave_of_an_earlier_round_evicts_nobody():
@@ -194,7 +194,7 @@ def test_receipts_that_contradict_themselves(change):
     assert not table.state.gathered.receipts
 
 
-# 5. Nobody stretches the others' deadlines.
+# 5. No peer extends the deadlines of others.
 
 
 def test_who_never_contributes_stretches_no_round():
@@ -226,7 +226,7 @@ def test_who_contributes_and_never_votes_stretches_no_round_and_is_not_counted()
 
 
 def test_a_round_that_slows_down_for_all_leaves_nobody_behind():
-    """A machine under load: rounds of 4 s become rounds of 30 s."""
+    """Check a machine under load: rounds of 4 s become rounds of 30 s."""
     table = Table(manifest(rounds={"count": 20})).genesis()
     for seconds in (4, 4, 4, 4, 30, 30, 30):
         table.now += seconds
@@ -238,7 +238,7 @@ def test_a_round_that_slows_down_for_all_leaves_nobody_behind():
     table.verify()
 
 
-# 6. A run whose roster is gone comes back.
+# 6. A run whose roster is absent comes back.
 
 
 def test_all_leave_and_come_back():
@@ -295,7 +295,7 @@ def test_who_rests_is_let_in_where_the_run_would_stand_still_without_it():
     table.verify()
 
 
-# 7 and 9. What a node says is said until it is heard, and what it is told is shown.
+# 7 and 9. A node repeats a statement until it is received, and shows what it receives.
 
 
 def machine(run=None) -> tuple[Table, member.MemberState]:
@@ -345,7 +345,7 @@ def test_a_refusal_stays_in_sight():
 
 
 def test_everybody_may_leave_in_the_last_round_and_come_back_to_close_the_run():
-    """Found by the explorer: the closing round had nobody on its roster, and takes no claims."""
+    """Reproduce a schedule of the explorer: the closing round had an empty roster, and takes no claims."""
     table = Table(manifest(rounds={"count": 1})).genesis().contribute().vote([0, 1])
     for number in range(3):
         table.submit(table.leave(number))
@@ -359,7 +359,8 @@ def test_everybody_may_leave_in_the_last_round_and_come_back_to_close_the_run():
 
 
 def test_one_report_does_not_make_the_state_of_a_run_whose_clusters_are_heard():
-    """Found by the explorer: a liar reported while the others were cut off, and an empty commit believed it for ever."""
+    """Reproduce a schedule of the explorer: a liar reported while the others were cut off, and an empty commit believed it
+    for ever."""
     table = Table(manifest(rounds={"count": 30})).genesis().train(1)
     table.submit(table.report(1, state=digest("false"), replayed=True))
     table.contribute().vote(reject=dict.fromkeys(range(3), pb.REASON_UNAVAILABLE))
@@ -370,12 +371,13 @@ def test_one_report_does_not_make_the_state_of_a_run_whose_clusters_are_heard():
     table.verify()
 
 
-# 11. Strangers fill no commit.
+# 11. Unknown peers fill no commit.
 
 
 @pytest.mark.parametrize("boxes", [1, 2])
 def test_as_many_as_a_run_waits_for_can_begin_it(boxes: int):
-    """A run that waits for more than 256 clusters, or 32 of several boxes, never began: before its genesis all are strangers."""
+    """Reproduce a fault: a run that waits for more than 256 clusters, or 32 of several hosts, never began. Before its
+    genesis all peers are unknown."""
     count = limits.CLAIMS + 1 if boxes == 1 else limits.FIRST_LAYOUTS
     table = Table(manifest(rounds={"start_clusters": count, "min_clusters": 2}))
     for lead in range(0, boxes * count, boxes):
@@ -403,7 +405,7 @@ def test_a_thousand_strangers_fill_no_commit():
 
 
 def test_strangers_who_claim_and_leave_and_are_pushed_out_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch):
-    """A leave of somebody whose claim the commit does not hold stands in no commit."""
+    """Check that no commit contains the departure of a peer whose claim it does not contain."""
     table = Table(manifest()).genesis()
     monkeypatch.setattr(limits, "CLAIMS", 3)
     for number in range(10, 40):
@@ -417,7 +419,8 @@ def test_strangers_who_claim_and_leave_and_are_pushed_out_leave_nothing_behind(m
 
 
 def test_strangers_crowd_nobody_out_who_could_wake_the_run(monkeypatch: pytest.MonkeyPatch):
-    """Found by explored schedules: all had left, strangers' claims filled the room of a round that slept, and stayed there."""
+    """Reproduce a schedule of the explorer: all had left, and unknown peers' claims filled the space of an idle round for
+    ever."""
     monkeypatch.setattr(limits, "CLAIMS", 3)
     table = Table(manifest(rounds={"count": 30})).genesis().train(1)
     for number in range(3):
@@ -436,7 +439,7 @@ def test_strangers_crowd_nobody_out_who_could_wake_the_run(monkeypatch: pytest.M
 
 
 def test_strangers_who_are_gone_keep_no_run_from_beginning(monkeypatch: pytest.MonkeyPatch):
-    """Before the genesis commit all are strangers, and no round closes that would forget them."""
+    """Check it before the genesis commit, when all peers are unknown, and no round closes that would forget them."""
     monkeypatch.setattr(limits, "CLUSTERS", 3)
     table = Table(manifest(rounds={"count": 30}))
     for number in range(10, 60):
@@ -452,7 +455,7 @@ def test_strangers_who_are_gone_keep_no_run_from_beginning(monkeypatch: pytest.M
 
 
 def test_strangers_who_are_gone_make_room_in_a_round_that_sleeps(monkeypatch: pytest.MonkeyPatch):
-    """Those too whom the chain does not know, because they came later, are heard where they are here."""
+    """Check that later peers, which the chain does not know, are accepted while they are live."""
     monkeypatch.setattr(limits, "CLAIMS", 3)
     table = Table(manifest(rounds={"count": 30})).genesis().train(1)
     table.absent(1, 2)
@@ -466,7 +469,7 @@ def test_strangers_who_are_gone_make_room_in_a_round_that_sleeps(monkeypatch: py
 
 
 def test_layouts_of_strangers_who_are_gone_make_room(monkeypatch: pytest.MonkeyPatch):
-    """A layout needs no claim, and whoever signs enough of them has the smallest hashes."""
+    """Check layouts without a claim: a signer of enough of them has the smallest hashes."""
     monkeypatch.setattr(limits, "FIRST_LAYOUTS", 3)
     table = Table(manifest(rounds={"count": 30}))
     for number in range(10, 60):
@@ -482,7 +485,7 @@ def test_layouts_of_strangers_who_are_gone_make_room(monkeypatch: pytest.MonkeyP
 
 
 def test_who_is_refused_leaves_no_trace_but_the_refusal():
-    """Nor does who claimed, and made room for others."""
+    """Check the same for a peer that claimed, and replaced others."""
     run = manifest(admission={"policy": "allow-list", "allow": [identity(n).peer for n in range(3)]})
     table = Table(run).genesis()
     for number in range(10, 20):
@@ -500,7 +503,7 @@ def test_who_is_refused_leaves_no_trace_but_the_refusal():
 
 @pytest.mark.parametrize("stranger", range(10, 16))
 def test_a_claim_that_came_before_the_state_was_known_stands_whatever_it_says(stranger: int):
-    """Whose word makes the state known may come before or after it: the commit holds the claim all the same."""
+    """Check both orders of such claims and the report that decides the state: the commit contains the claim in both."""
     table = Table(manifest(rounds={"count": 30})).genesis().train(1)
     for number in range(3):
         table.submit(table.leave(number))
@@ -518,7 +521,7 @@ def test_a_claim_that_came_before_the_state_was_known_stands_whatever_it_says(st
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_what_was_gathered_in_any_order_stands_in_a_commit(data):
-    """The fold that verifies takes claims first and receipts last; what is live has no order."""
+    """Check the verifying fold, which takes claims first and votes last; live statements have no order."""
     with pytest.MonkeyPatch.context() as patch:
         table = Table(manifest(rounds={"count": 30})).genesis().train(1)
         patch.setattr(limits, "CLAIMS", 3)
@@ -564,7 +567,8 @@ def test_an_initial_head_has_no_past():
 
 
 def test_who_asks_for_a_seat_and_is_gone_takes_nobody_s_place():
-    """Found by the explorer: dead claimants with small hashes kept a living one out, and the run stood still."""
+    """Reproduce a schedule of the explorer: absent claimants with small hashes blocked a live one, and the run made no
+    progress."""
     table = Table(manifest(rounds={"count": 30})).genesis().train(1)
     for number in range(3):
         table.submit(table.report(number))

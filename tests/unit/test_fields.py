@@ -1,4 +1,4 @@
-"""Every field that the API answers has a sentence, and no sentence is of a field that there is not."""
+"""Tests that every field of the API's answers has a sentence, and every sentence a field."""
 
 import ast
 import itertools
@@ -96,7 +96,7 @@ def test_what_every_status_has():
 
 
 def keys(module: str) -> set[str]:
-    """Of the status document that a module's source writes down."""
+    """Return the keys of the status document in a module's source."""
     found: set[str] = set()
     for node in ast.walk(ast.parse((ROOT / module).read_text())):
         if isinstance(node, ast.Dict):

@@ -1,4 +1,5 @@
-"""Open or heal: whatever lies damaged in a daemon's folder ends no daemon, is set aside, and is made or fetched again."""
+"""Tests of files that open or recover: damage in a daemon's folder ends no daemon, is set aside, and is made or fetched
+again."""
 
 import contextlib
 import errno
@@ -80,7 +81,7 @@ def test_the_last_of_several_runs_is_the_one_that_was_used_last(tmp_path: Path):
     (tmp_path / "runs" / "bb" / "own.db").touch()  # now
     assert [path.parent.name for path in find_chains(tmp_path)] == ["cc", "aa", "bb"]
     assert [path.parent.name for path in find_events(tmp_path)] == ["cc", "aa", "bb"]
-    os.utime(tmp_path / "runs" / "cc" / "chain.db-shm")  # somebody read it
+    os.utime(tmp_path / "runs" / "cc" / "chain.db-shm")  # a process read it
     assert find_chains(tmp_path)[-1].parent.name == "bb"
 
 
@@ -120,7 +121,7 @@ def test_a_write_that_fails_names_the_file_that_was_to_be(
 
 @pytest.mark.parametrize("write", [write_new, write_atomically])
 def test_what_a_killed_process_of_our_pid_left_is_not_in_the_way(tmp_path: Path, write: Callable[[Path, bytes], None]):
-    """In a container every restart has the same pid."""
+    """Check it, because in a container every restart has the same pid."""
     (tmp_path / f".f.{os.getpid()}.tmp").write_bytes(b"half a")
     write(tmp_path / "f", b"1")
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"f": b"1"}
@@ -166,7 +167,7 @@ COMMITS = 5
 
 @pytest.fixture
 def chain(tmp_path: Path) -> Path:
-    """A closed chain file of a few commits."""
+    """Return a closed chain file of a few commits."""
     table = Table(RUN).genesis()
     while len(table.commits) < COMMITS:
         table.contribute().vote()
@@ -178,7 +179,7 @@ def chain(tmp_path: Path) -> Path:
 
 
 def reopened(path: Path) -> int:
-    """How many commits of the chain hold now; it can be written to, and holds from the first on."""
+    """Reopen the chain; return how many of its commits are valid. It is writable, and valid from the first on."""
     kept = ChainFile(path, RUN)
     assert len(list(kept.verify())) == kept.length
     kept.close()
@@ -241,7 +242,7 @@ def test_a_chain_file_that_sqlite_cannot_read_is_begun_again(chain: Path, damage
 
 @pytest.mark.parametrize("logged", [False, True], ids=["whole", "in its log"])
 def test_a_database_that_was_cut_to_nothing_is_not_taken_for_a_new_one(chain: Path, logged: bool):
-    """Of a coordinator it would begin the run again; its log, where all of it may still be, would be removed."""
+    """Check it: for a coordinator the run would start again, and its log with all commits would be removed."""
     killed = chain.parent / "killed"
     killed.mkdir()
     if logged:
@@ -336,7 +337,8 @@ async def test_a_blob_that_rotted_is_fetched_again_and_never_served(tmp_path: Pa
 
 
 def test_a_list_that_rotted_names_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Of a state's stages, or of a contribution's payloads: garbage ends nobody, and one bit does not name another blob."""
+    """Check lists of a state's stages, or of a contribution's payloads: garbage ends no process, and one flipped bit names
+    no other blob."""
     store = BlobStore(tmp_path)
     states = [digest("state", stage) for stage in range(2)]
     root = store.put([canonical(pb.StageStates(digests=states))])
@@ -361,7 +363,7 @@ def test_a_list_that_rotted_names_nothing(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_checkpoint_s_words_that_rotted_are_set_aside(tmp_path: Path):
-    """Else the workers would end over them at every start; and a digit that rotted would be announced."""
+    """Check it, because otherwise the workers would end at every start, and a damaged digit would be announced."""
     state = StageState(RUN, 0)
     metas = [
         BoundaryMeta(round, inner_steps=4, tokens=256, loss=2.5, samples_read=16, joined=1, optimizer_steps=4, rank_or_k=8)
@@ -402,7 +404,8 @@ def test_a_checkpoint_s_tensors_that_were_cut_short_are_set_aside(tmp_path: Path
 
 
 def test_boundaries_of_a_chain_that_was_given_up_do_not_push_out_new_ones(tmp_path: Path):
-    """The run's owner went back to round 11: each new boundary was removed as it was sealed, for those were of later rounds."""
+    """Reproduce a fault: the run's owner went back to round 11, and each new checkpoint was deleted, because the old ones
+    were of later rounds."""
 
     def seal(round: int) -> set[int]:
         checkpoint.save_outer(tmp_path, StageState(RUN, 0), round, complete=False)
@@ -438,7 +441,7 @@ def test_a_boundary_goes_on_with_the_inner_tensors_of_the_last_complete_one(tmp_
 
 
 def test_a_boundary_that_was_never_sealed_pushes_out_none(tmp_path: Path):
-    """It took the place of a whole one, and its moments that of the last whole ones: two deaths later there were none."""
+    """Reproduce a fault: it replaced a whole one, and its moments the last whole ones, so none was left after two crashes."""
     state = StageState(RUN, 0)
     for round in (4, 6, 7, 10):
         if round == 4:
@@ -504,7 +507,7 @@ def test_a_full_or_read_only_disk_is_a_sentence(error: Exception, monkeypatch: p
 
 
 async def test_stages_that_did_not_move_keep_what_they_had(chain: Path, tmp_path: Path):
-    """Another box took over stage 1: it has nothing of it. Stage 0 is where it was."""
+    """Check stage 1 on another host, without its moments, and stage 0 on its former host."""
     kept, store = ChainFile(chain, RUN), BlobStore(tmp_path / "blobs")
     newest = kept.head.round
     opening = {round: kept.commit(round - 1) for round in range(newest - 2, newest + 1)}
@@ -552,7 +555,7 @@ async def test_stages_that_did_not_move_keep_what_they_had(chain: Path, tmp_path
 
 
 def test_a_blob_that_is_cut_short_while_it_is_checked_ends_nobody(tmp_path: Path):
-    """It was mapped: the process died of SIGBUS."""
+    """Reproduce a fault: it was mapped, and the process died of SIGBUS."""
     store = BlobStore(tmp_path, ours=False)
     whole = bytes(16 << 20)
     digest = store.put([whole])

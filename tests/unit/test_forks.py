@@ -1,4 +1,4 @@
-"""Two chains of one run: whoever meets another one ends, with the proof."""
+"""Tests of two chains of one run: a peer that receives another chain ends, with the proof."""
 
 import asyncio
 import threading
@@ -25,7 +25,7 @@ RUN = manifest(rounds={"count": 100})
 
 
 def other_commit(commit: Statement[pb.Commit]) -> Statement[pb.Commit]:
-    """For the same round, by the same coordinator, as good as the first."""
+    """Return a commit for the same round, by the same coordinator, as valid as the first."""
     body = pb.Commit.FromString(commit.envelope.body)
     body.closed_at_ms += 1
     return seal(COORDINATOR, pb.KIND_COMMIT, RUN.run_id, body)

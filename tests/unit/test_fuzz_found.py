@@ -1,4 +1,4 @@
-"""What bench.fuzz found: each of these ended a daemon, filled its log, or was believed."""
+"""Tests of the findings of bench.fuzz: each of these ended a daemon, filled its log, or was accepted."""
 
 import asyncio
 import base64
@@ -42,7 +42,7 @@ RUN = manifest()
 async def test_a_request_that_does_not_parse_is_refused_in_a_word(
     method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
-    """gRPC answered "unexpected" and logged a traceback for each."""
+    """Reproduce a fault: gRPC answered "unexpected" and logged a traceback for each."""
     async with meeting(tmp_path, RUN, Table(RUN).genesis().commits) as (peer,), asyncio.timeout(PATIENCE_SECONDS):
         credentials = grpc.ssl_channel_credentials(tls.pem_of(peer.record.certificate))
         options = [("grpc.ssl_target_name_override", tls.SERVER_NAME)]
@@ -64,25 +64,25 @@ async def test_a_request_that_does_not_parse_is_refused_in_a_word(
 
 @pytest.mark.parametrize("port", ["70000", "65536", "0", "-1", "99999999999999999999"])
 async def test_a_record_without_a_port_is_dialled_by_nobody(port: str):
-    """The resolver takes a port modulo 65,536, and the socket raised what nobody caught."""
+    """Reproduce a fault: the resolver takes a port modulo 65,536, and the socket raised an error that no code caught."""
     with pytest.raises(RemoteError, match="is no address"):
         await dial(pb.PeerRecord(address=f"127.0.0.1:{port}"), "127.0.0.1")
 
 
 def test_a_credential_is_no_longer_than_it_must_be():
-    """Verdicts are remembered by its bytes: padded ones were 80 MB of them."""
+    """Reproduce a fault: verdicts are remembered by the credential's bytes, and padded ones were 80 MB of them."""
     ((_, raw),) = Credentials(identity(1), RUN.run_id, b"der").metadata
     callers = CallerAuth(RUN.run_id, b"der")
     assert len(raw) <= limits.CREDENTIAL_BYTES
     assert callers.peer(Call(((HEADER, raw),))) == identity(1).peer  # type: ignore[arg-type]
-    long = raw + b"\xfa\x01" + bytes([127]) + bytes(127)  # a field that nobody knows
+    long = raw + b"\xfa\x01" + bytes([127]) + bytes(127)  # an unknown field
     with pytest.raises(RemoteError, match="oversize"):
         callers.peer(Call(((HEADER, long),)))  # type: ignore[arg-type]
     assert not callers.remembered(Call(((HEADER, long),)))  # type: ignore[arg-type]
 
 
 def test_a_verdict_on_evidence_that_the_run_does_not_ask_for_stands_in_no_commit():
-    """Live, nobody can bring such a verdict; in a commit it was believed."""
+    """Reproduce a fault: no peer can send such a verdict live, but a commit with it was accepted."""
     table = Table(RUN).genesis()
     body = pb.Commit.FromString(table.commits[0].envelope.body)
     body.attested.append(pb.Attestation(peer=identity(1).peer, kind="sev-snp", valid_until_ms=1 << 50))
@@ -103,12 +103,12 @@ def test_a_link_s_addresses_can_be_written():
             JoinLink.parse(bad)
 
 
-# Files: opened, or set aside and begun again
+# Files: opened, or set aside and created again
 
 
 @pytest.mark.parametrize("damage", [b"1" + b"0" * 30, b"-5", b"9" * 5000])
 def test_a_damaged_count_of_starts_is_begun_again(tmp_path: Path, damage: bytes):
-    """A record's sequence did not fit the wire, and the daemon ended at every start."""
+    """Reproduce a fault: a record's sequence did not fit the wire, and the daemon ended at every start."""
     (tmp_path / "starts").write_bytes(damage)
     with closing(DataDirectory(tmp_path, identity(1))) as home:
         PeerDirectory(None, identity(1), RUN.run_id, home.start_number()).seal_record("h:1", b"", "", [])
@@ -128,7 +128,7 @@ def test_records_nested_beyond_all_reason_are_set_aside(tmp_path: Path):
 
 
 def test_a_certificate_of_a_kind_that_nobody_knows_is_made_again(tmp_path: Path):
-    """The library has an error of its own for it, that was no ValueError."""
+    """Reproduce a fault: the library's error for it is no ValueError."""
     first = tls.load_or_create(tmp_path)
     curve = bytes.fromhex("06082a8648ce3d030107")  # P-256, in the key's DER
     other = first.certificate_der.replace(curve, curve[:-1] + b"\x08")
@@ -159,7 +159,7 @@ def test_what_a_node_signed_is_bytes_and_its_counter_counts(tmp_path: Path, stat
 
 @pytest.mark.parametrize("spoilt", ["commits RENAME COLUMN envelope TO envelops", "run RENAME COLUMN manifest TO manifesu"])
 def test_a_chain_file_with_other_columns_is_begun_again(tmp_path: Path, spoilt: str):
-    """One flipped bit in a column's name: the daemon said that the disk is full, at every start."""
+    """Reproduce a fault: with one flipped bit in a column's name, the daemon reported a full disk at every start."""
     ChainFile(tmp_path / "chain.db", RUN).close()
     with closing(sqlite3.connect(tmp_path / "chain.db")) as database:
         database.execute(f"ALTER TABLE {spoilt}")
@@ -170,7 +170,7 @@ def test_a_chain_file_with_other_columns_is_begun_again(tmp_path: Path, spoilt: 
 
 @pytest.mark.parametrize("at", range(0, 400, 7))
 def test_a_boundary_whose_description_rotted_was_never_there(tmp_path: Path, at: int):
-    """A worker ended on it, and the next one too."""
+    """Reproduce a fault: a worker ended on it, and the next one too."""
     meta = BoundaryMeta(3, 4, 64, 2.5, 16, 1, 4, 8, "ef" * 32, "ab" * 32, "cd" * 32, 100, 1.0, 4.0, 0.5, "7878")
     folder = tmp_path / "0001" / "00000003"
     folder.mkdir(parents=True)
@@ -187,7 +187,7 @@ def test_a_boundary_whose_description_rotted_was_never_there(tmp_path: Path, at:
 
 
 def test_a_chain_file_whose_schema_is_no_text_is_begun_again(tmp_path: Path):
-    """Found by 10⁷ inputs: what heals it read the old file, and raised what nobody expected."""
+    """Reproduce a finding of 10⁷ inputs: the recovery read the old file, and raised an unexpected error."""
     ChainFile(tmp_path / "chain.db", RUN).close()
     sound = (tmp_path / "chain.db").read_bytes()
     first = sound.index(b"CREATE TABLE appointments")

@@ -1,4 +1,4 @@
-"""WorkerSupervisor of workers, without workers: where they start, and when they are ended."""
+"""Tests of worker groups, without workers: the state that they start from, and their end."""
 
 import asyncio
 import itertools
@@ -39,7 +39,7 @@ RUN = manifest(rounds={"count": 30})
 
 
 class Pool:
-    """One worker that says what it is told to."""
+    """Worker pool of one worker with given messages."""
 
     def __init__(self) -> None:
         self.events: asyncio.Queue[tuple[int, worker.WorkerEvent] | None] = asyncio.Queue()
@@ -74,7 +74,7 @@ class Pool:
 
 
 class Peers:
-    """What others serve: no state, and the payloads of the rounds that are not `missing`."""
+    """Peers that serve no state, and the payloads of the rounds that are not `missing`."""
 
     def __init__(self) -> None:
         self.missing: set[int] = set()
@@ -201,7 +201,8 @@ async def test_a_short_outage_is_waited_out_and_going_around_is_no_failure(node:
 
 
 async def test_who_has_not_started_is_asked_nothing_before_its_start(node: Node, monkeypatch: pytest.MonkeyPatch):
-    """A worker takes its first command for its start; and who came before the others would score what those never heard of."""
+    """Check the order: a worker takes its first command for its start, and early members would score what later ones never
+    received."""
     await until(lambda: node.pool.starts)
     norms = [bytes(len(stage_tensors(RUN.model, stage))) for stage in range(RUN.model.stages)]
     said = pb.Leaves(leaves=[pb.Leaf(stage=stage, digest=bytes(32), size=1, norms=each) for stage, each in enumerate(norms)])
@@ -218,7 +219,7 @@ async def test_who_has_not_started_is_asked_nothing_before_its_start(node: Node,
     monkeypatch.setattr(ResumePlanner, "complete", late)
     node.generations.resynchronise()
     await until(chosen.is_set)
-    node.store.put([canonical(said)])  # a new generation forgets what nobody announced
+    node.store.put([canonical(said)])  # a new worker group forgets unannounced blobs
     asked = member.Measure(theirs, theirs, 0, (1, 2))
     node.generations.score(asked)
     node.generations.recheck(1)
@@ -265,7 +266,7 @@ async def test_what_a_resumption_needs_stays_beside_boundaries_of_a_chain_that_w
 
 
 async def test_where_stages_moved_the_commit_of_the_phase_is_waited_for(node: Node):
-    """What it takes of what was announced must not be owed again."""
+    """Check that error feedback excludes the committed part of the announced payload."""
     await until(lambda: node.pool.starts)
     node.grow(2)
     opening = node.chain.commit(node.chain.head.round - 1)

@@ -1,4 +1,4 @@
-"""What a commit leaves behind: the head, field by field, and the sets of statements that the next one is made of."""
+"""Tests of the head after a commit, field by field, and of the sets of statements for the next commit."""
 
 from typing import Any
 
@@ -172,7 +172,7 @@ def test_a_contribution_rests_on_the_evidence_of_its_hosts_in_their_order():
     assert resting_on({"z": FOUR}, cluster) == b""
 
 
-# What is gathered.
+# Gathered statements.
 
 
 def claim(number: int, serial: int, account: bytes = b"") -> Statement[Any]:
@@ -184,7 +184,7 @@ def leave(number: int, serial: int) -> Statement[Any]:
 
 
 def three(serial: int = 1) -> list[Statement[Any]]:
-    """Statements for one slot, by digest."""
+    """Return three statements for one slot, by digest."""
     return sorted((claim(1, serial, account) for account in (b"a" * 20, b"b" * 20, b"")), key=lambda each: each.digest)
 
 

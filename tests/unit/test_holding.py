@@ -1,4 +1,4 @@
-"""Peers that cannot be dialled: others keep their payloads; and who says that a peer cannot be dialled."""
+"""Tests of peers that are not reachable: relays store their payloads; and of the decision that a peer is not reachable."""
 
 import asyncio
 import os
@@ -39,7 +39,7 @@ BIG = os.urandom(limits.CHUNK_BYTES + 4321)
 
 
 async def spend(size: int) -> None:
-    """There is no limit."""
+    """Spend without a limit."""
 
 
 def roster() -> Table:
@@ -76,7 +76,7 @@ async def test_a_contribution_is_judged_by_what_its_holders_serve(tmp_path: Path
 
 
 async def test_who_does_not_answer_where_it_was_is_looked_up(tmp_path: Path):
-    """It was the DHT's regular refresh that found a peer that had moved; now whoever misses it asks."""
+    """Reproduce a fault: only the DHT's regular refresh found a moved peer; now a peer that misses it asks."""
     async with meeting(tmp_path, RUN, *[roster().commits] * 2) as (one, other):
         blob, moved = other.store.put([BIG]), identity(1).peer
         where, asked = one.everybody.records[moved], list[str]()
@@ -169,7 +169,7 @@ async def test_what_is_pushed_is_what_was_announced_and_no_more(tmp_path: Path):
 
 
 async def test_nobody_waits_for_somebody_elses_push_of_the_same_blob(tmp_path: Path):
-    """A member that announced a state's stage and trickled its bytes kept everybody else from giving it."""
+    """Reproduce a fault: a member that announced a state's stage and sent it slowly blocked the same push of all others."""
     async with meeting(tmp_path, RUN, *[roster().commits] * 3) as (slow, honest, one):
         blob = honest.store.put([BIG])
         slow.store.put([BIG])
@@ -235,11 +235,11 @@ async def test_only_members_are_kept_for_and_only_a_rounds_payloads(tmp_path: Pa
         keeps.admit(identity(1).peer, digest("one more"), 1000)
 
 
-# Who can be dialled.
+# Reachable peers.
 
 
 async def reach(folder: Path, number: int) -> tuple[grpc.aio.Server, pb.PeerRecord]:
-    """A daemon that dials back."""
+    """Run a daemon that connects back."""
     folder.mkdir()
     certificate = tls.load_or_create(folder)
     server, port = await create_server("127.0.0.1:0", certificate)
@@ -281,13 +281,13 @@ async def test_others_say_whether_we_can_be_dialled(tmp_path: Path):
     await server.stop(grace=0)
 
 
-# A holder that the run names.
+# A relay that the run names.
 
 HELD_RUN = manifest(run={"relays": [identity(3).peer]}, rounds={"count": 100})
 
 
 def thin_line(peer: Peer) -> Relays:
-    """With --upload-copies 1."""
+    """Return the relays with --upload-copies 1."""
     return Relays(identity(0), peer.chain, peer.store, peer.everybody, peer.channels, lambda: True, 1)
 
 
@@ -346,7 +346,7 @@ def place_of(peer: Peer) -> PeerRuntime:
 
 
 async def test_what_an_earlier_life_kept_is_kept_for_as_long(tmp_path: Path):
-    """By a holder that the run names, and by a node: what it signed for it would sweep away at its restart."""
+    """Check a named relay and a node: a restart would delete the blobs that they had signed for."""
     table = Table(HELD_RUN).genesis()
     async with meeting(tmp_path, HELD_RUN, list(table.commits)) as (one,):
         kept = {one.store.put([b"one"]), one.store.put([b"two"])}
@@ -363,7 +363,7 @@ async def test_what_an_earlier_life_kept_is_kept_for_as_long(tmp_path: Path):
 
 
 class Going(BlobStore):
-    """Whoever looks through it finds one blob less than it began with."""
+    """Store that loses one blob while it is listed."""
 
     def files(self) -> Iterator[tuple[bytes, Path]]:
         for number, found in enumerate(super().files()):
@@ -390,13 +390,13 @@ async def test_who_asks_a_holder_while_it_removes_blobs_is_answered(tmp_path: Pa
 
 
 async def test_who_keeps_what_nobody_can_have_is_passed_over_for_a_while(tmp_path: Path):
-    """A named holder that signs and does not serve: whoever sends one copy would never be counted."""
+    """Check a named relay that signs and does not serve: a peer that sends one copy would never be counted."""
     table = Table(HELD_RUN).genesis()
     me, holder = identity(0).peer, identity(3).peer
     async with meeting(tmp_path, HELD_RUN, *[list(table.commits)] * 4) as peers:
         hidden = peers[0]
         for round in range(relays.ROUNDS_PASSED_OVER + 3):
-            thin = thin_line(hidden)  # a restart forgets nothing: the chain says it
+            thin = thin_line(hidden)  # a restart forgets nothing: the chain has it
             assert not thin.serves_its_own()
             (name,) = await thin.find([hidden.store.put([b"payload %d" % round])])
             assert (name == holder) == (round in (0, relays.ROUNDS_PASSED_OVER + 1))

@@ -1,4 +1,4 @@
-"""The benches of what strangers do: their inputs repeat, they find what is planted, they go on where they were."""
+"""Tests of the benches of unknown peers: their inputs repeat, they find planted faults, they continue from stored results."""
 
 import asyncio
 import socket

@@ -1,4 +1,4 @@
-"""Hours of the day: over midnight, where the clock is put forward and back, and what a line may carry in them."""
+"""Tests of hours of the day: over midnight, at changes of the clock, and the bandwidth limit of each hour."""
 
 import asyncio
 import time
@@ -21,7 +21,7 @@ def at(clock: str) -> datetime:
 
 @pytest.fixture
 def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The clock goes forward at 02:00 on 29 March 2026, and back at 03:00 on 25 October."""
+    """Set a clock that goes forward at 02:00 on 29 March 2026, and back at 03:00 on 25 October."""
     monkeypatch.setenv("TZ", "CET-1CEST,M3.5.0,M10.5.0/3")
     time.tzset()
     yield

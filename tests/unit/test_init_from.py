@@ -1,4 +1,4 @@
-"""`dilocox init --from`: a folder, data and a run file that fit each other, or a sentence and nothing written."""
+"""Tests of `dilocox init --from`: a folder, data and a run file that fit each other, or an error sentence and no file."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def hub(folder: Path, family: str = "llama", vocabulary: int = 320, **changes: A
 
 
 def tokenized(folder: Path, tokenizer: Path | None) -> str:
-    """A corpus; as `--data` names it."""
+    """Make a corpus; return its name for `--data`."""
     encoder = open_encoder(str(tokenizer)) if tokenizer else None
     text = corpus_of(folder, words(600, 60), encoder)
     return f"text={text.folder}"

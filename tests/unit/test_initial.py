@@ -1,5 +1,5 @@
-"""A run that begins with imported weights: its manifest says the state of round 1, nobody begins with another, and who lacks it is
-given it."""
+"""Tests of a run that begins with imported weights: its manifest has the state of round 1, no peer begins with another,
+and a peer without it receives it."""
 
 import asyncio
 import json
@@ -46,7 +46,7 @@ ELSEWHERE = digest("another model")
 
 
 def put_state(store: BlobStore, run: Manifest) -> bytes:
-    """A state that no seed makes; its root."""
+    """Store a state that no seed makes; return its root."""
     states = pb.StageStates()
     for stage in range(run.model.stages):
         size = sum(spec.elements for spec in stage_tensors(run.model, stage))
@@ -74,7 +74,7 @@ def test_nobody_founds_the_run_on_another_state():
 def test_a_coordinator_that_founds_it_on_another_state_is_caught():
     run = run_with(digest("imported"))
     table = Table(run)
-    table.state = round_machine.start(run, initial_head(COORDINATOR.peer), table.now)  # its machine looks the other way
+    table.state = round_machine.start(run, initial_head(COORDINATOR.peer), table.now)  # its machine accepts this
     for number in range(3):
         table.submit(table.claim(number, state=ELSEWHERE))
     [genesis] = table.commits
@@ -203,7 +203,7 @@ def test_a_chain_file_begins_with_what_the_manifest_says(tmp_path: Path):
 
 
 class Served:
-    """An exchange with one peer who has it all."""
+    """Exchange with one peer that has everything."""
 
     def __init__(self, store: BlobStore, into: BlobStore) -> None:
         self._store, self._into, self.store = store, into, into
@@ -260,7 +260,7 @@ def test_a_trainer_begins_with_it_or_not_at_all(tmp_path: Path):
 
 
 def copy_of_a_model(folder: Path) -> bytes:
-    """A run's model as a Hugging Face folder; the root of its state."""
+    """Make a run's model as a Hugging Face folder; return the root of its state."""
     run = manifest(model={"model_type": "llama"})
     store = BlobStore(folder / "elsewhere")
     digests = [store.put([initial_state(run, stage).state_bytes()]) for stage in range(run.model.stages)]
@@ -289,7 +289,7 @@ async def test_a_node_with_a_copy_of_the_model_takes_the_state_from_it(tmp_path:
 
 
 async def test_who_waits_for_the_model_hears_of_every_stage(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    """The page and `status` at once, the log where it takes its time."""
+    """Check that the page and `status` report it at once, and the log after some time."""
     run = manifest(model={"model_type": "llama", "initial": copy_of_a_model(tmp_path).hex()})
     path, told, times = tmp_path / "manifest.json", list[str](), iter([0.0, 1.9, 2.0, 2.0])
     path.write_bytes(run.canonical_bytes())

@@ -72,7 +72,8 @@ SAID = (
 EXTRA = {"zerog store", "zerog restore", "zerog retrieve", "market runs", "market announce"}
 EXTRA |= {f"settlement {each}" for each in ("account", "claim", "settle", "stake")}
 EXTRA |= {f"settlement contract {each}" for each in ("deploy", "bind", "fund", "veto", "slash", "refund")}
-"""Verbs that without an extra read nothing, and say so; and what reads nothing of this machine before it found something."""
+"""Verbs that without an extra read nothing, and report this; and verbs that read nothing of this machine before they find
+something."""
 
 
 def full(kind: int) -> sqlite3.OperationalError:
@@ -90,14 +91,14 @@ FAULTS: dict[str, tuple[Callable[[], BaseException], bool]] = {
     "no memory": (MemoryError, False),
     "Ctrl-C": (KeyboardInterrupt, False),
 }
-"""What is raised; whether by writing alone."""
+"""Exception of each fault, and whether only writes raise it."""
 ALWAYS = ("disk full", "no permission", "Ctrl-C")
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home with a chain and events, a run file with its key and data, and a testnet that is down."""
+    """Make a home with a chain and events, a run file with its key and data, and a stopped testnet."""
     folder = tmp_path_factory.mktemp("injected")
     made = CliRunner().invoke(cli.app, ["init", str(folder / "run.toml")], env={"DILOCOX_HOME": str(folder / "home")})
     assert made.exit_code == 0, made.output
@@ -119,10 +120,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Broken:
-    """Every file below a folder, while it is entered."""
+    """Fault in every file below a folder, while it is entered."""
 
     def __init__(self, folder: Path, fault: Callable[[], BaseException], writing: bool, patch: pytest.MonkeyPatch) -> None:
-        """`writing`: where something is written, alone."""
+        """Store the fault. `writing`: it occurs only at writes."""
         self._folder, self._fault, self._writing, self._patch, self.met = str(folder), fault, writing, patch, 0
 
     def _hit(self, path: Any, writes: bool) -> None:
@@ -229,7 +230,7 @@ class Stranger(BaseHTTPRequestHandler):
 def test_whatever_answers_where_an_api_was_named_is_a_sentence(
     verb: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):
-    """Such as a daemon's gRPC port."""
+    """Check, for example, a daemon's gRPC port."""
     with HTTPServer(("127.0.0.1", 0), Stranger) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()

@@ -1,4 +1,4 @@
-"""Which states of our phases stay for auditors: until it is drawn who asks for what, then those, over a restart too."""
+"""Tests of the phase states retained for auditors: all until the draw, then the requested ones, over a restart too."""
 
 import asyncio
 import threading
@@ -25,15 +25,15 @@ STAGES, STEPS = 2, (0, 4, 8)
 
 @dataclass
 class Starts:
-    """A chain that says no more than what a test has it say."""
+    """Chain with only the facts of a test."""
 
     head: Head = field(default_factory=lambda: replace(initial_head(COORDINATOR.peer), round=6))
     chained: set[bytes] = field(default_factory=set)
-    """What is worth keeping by the chain …"""
+    """Blobs worth retaining by the chain."""
     payloads: dict[bytes, list[bytes]] = field(default_factory=dict)
-    """… and by leaves."""
+    """Blobs worth retaining by payload index."""
     meanwhile: list[Callable[[], object]] = field(default_factory=list)
-    """What happens while the chain, and then leaves, are read, once each."""
+    """Callbacks while the chain, and then indexes, are read, once each."""
 
     def of_our_chain(self, boundary: worker.Boundary) -> bool:
         return True
@@ -75,12 +75,12 @@ def keeping(
     progress: Progress | None = None,
     open: Sequence[pb.Contribution] = (),
 ) -> BlobRetention:
-    """`open`: contributions of the open round."""
+    """Return the object under test. `open`: contributions of the open round."""
     return BlobRetention(store, holding or Holding(), starts, progress or Progress(), lambda: open, "me")  # type: ignore[arg-type]
 
 
 def phase(store: BlobStore) -> tuple[pb.Marks, bytes]:
-    """Marks of a phase, and their document."""
+    """Return the audit checkpoints of a phase, and their document."""
     marks = [
         pb.Mark(step=step, states=[store.put([b"state %d of %d" % (step, stage)]) for stage in range(STAGES)]) for step in STEPS
     ]
@@ -105,8 +105,8 @@ async def test_states_stay_until_the_round_is_closed_and_then_those_that_were_dr
 
 @pytest.mark.parametrize("looked", [False, True])
 async def test_what_nobody_drew_goes_with_the_next_commit(tmp_path: Path, looked: bool):
-    """Also where nobody looked while its round was open: mostly the commit that closes it is the next one. All but the end, where
-    the next phase may have begun."""
+    """Check it also without a check in the open round, because mostly the closing commit is the next one. All but the end
+    is deleted, from which the next phase may have begun."""
     store, starts = BlobStore(tmp_path), Starts()
     kept = keeping(store, starts)
     marks, document = phase(store)
@@ -152,7 +152,7 @@ async def test_a_phase_that_was_told_after_the_last_look_goes_when_nothing_needs
 
 
 async def test_a_restart_finds_what_auditors_ask_for_from_its_boundaries(tmp_path: Path):
-    """Two workers, a stage each: what they commit to is one document."""
+    """Check two workers, a stage each: their audit checkpoints are one document."""
     store, starts = BlobStore(tmp_path), Starts()
     starts.head = replace(starts.head, round=7, checks={"audits": (Audit(6, "me", 0, {"a": 1}),)})
     marks, document = phase(store)
@@ -171,7 +171,7 @@ async def test_a_restart_finds_what_auditors_ask_for_from_its_boundaries(tmp_pat
 
 
 async def test_what_was_judged_and_not_counted_goes(tmp_path: Path):
-    """Its payload may come after a look, and the next one may be after its round."""
+    """Check it: its payload may arrive after a check, and the next check may be after its round."""
     store, starts, contributions = BlobStore(tmp_path), Starts(), list[pb.Contribution]()
     kept = keeping(store, starts, open=contributions)
     leaves, payload = store.put([b"leaves"]), store.put([b"payload"])
@@ -194,7 +194,7 @@ async def test_what_was_judged_and_not_counted_goes(tmp_path: Path):
 )
 @pytest.mark.parametrize("begins", [False, True])
 async def test_what_becomes_needed_while_the_chain_is_read_stays(tmp_path: Path, way: str, begins: bool):
-    """What nothing needed any more when the look began: of a phase three rounds ago, or of an earlier life."""
+    """Check blobs without a use at the start of the check: of a phase three rounds ago, or of an earlier incarnation."""
     store, starts, holding, progress, contributions = (
         BlobStore(tmp_path),
         Starts(),
@@ -255,7 +255,8 @@ async def test_what_becomes_needed_while_others_are_removed_stays(tmp_path: Path
 
 @pytest.mark.parametrize("counted", [True, False])
 async def test_what_was_fetched_to_be_judged_goes_with_its_round_unless_it_counts(tmp_path: Path, counted: bool):
-    """It came after the last look in its round: who was refused in every other round filled the disks of all who voted."""
+    """Reproduce a fault: a payload arrived after its round's last check, so an author rejected in every other round filled
+    all voters' disks."""
     store, starts = BlobStore(tmp_path), Starts()
     kept, contribution = keeping(store, starts), pb.Contribution(round=6, leaves=store.put([b"leaves"]))
     starts.payloads = {contribution.leaves: [store.put([b"payload"]), digest("half here")]}
@@ -274,7 +275,7 @@ async def test_what_was_fetched_to_be_judged_goes_with_its_round_unless_it_count
 
 
 class Looked(list[pb.Contribution]):
-    """Counts who looks through it."""
+    """List that counts its readers."""
 
     times = 0
 
@@ -284,7 +285,7 @@ class Looked(list[pb.Contribution]):
 
 
 async def test_those_who_remove_take_turns(tmp_path: Path):
-    """Else one that began earlier and ends later forgets what the other kept, which then stays for ever."""
+    """Check it, because otherwise an early deletion that ends late forgets a later one's blobs, which then stay for ever."""
     starts, looked, go = Starts(), Looked(), threading.Event()
     kept = keeping(BlobStore(tmp_path), starts, open=looked)
     starts.meanwhile.append(go.wait)

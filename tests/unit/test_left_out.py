@@ -1,4 +1,4 @@
-"""The last line of a run of the tests."""
+"""Test of the last line of a test run."""
 
 from tests.conftest import left_out
 

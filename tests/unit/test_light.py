@@ -1,4 +1,4 @@
-"""Verbs that people run often start at once: tests hold which modules they may not load, on a busy machine too."""
+"""Tests that frequent verbs start at once: they hold the modules that these may not load, on a busy machine too."""
 
 import os
 import subprocess
@@ -24,7 +24,7 @@ HEAVY = (
     "torch",
     "transformers",
 )
-"""Each takes a tenth of a second or more, with what it loads."""
+"""Modules that take a tenth of a second or more, with their imports."""
 
 
 def loaded(folder: Path, *arguments: str) -> set[str]:
@@ -48,7 +48,7 @@ def test_it_loads_nothing_heavy(tmp_path: Path, arguments: list[str]):
 
 
 def test_a_status_of_a_daemon_that_runs_loads_nothing_heavy(tmp_path: Path):
-    """One that does not answer: what is asked of it is the same."""
+    """Check a daemon that does not answer: the request is the same."""
     home = DataDirectory(tmp_path / "node")
     home.announce(role="node", api="http://127.0.0.1:1")
     try:

@@ -1,4 +1,4 @@
-"""Adapters: what a run on them trains, holds, exchanges and exports; and that it is what LoRA is anywhere else."""
+"""Tests of adapters: what a run trains, stores, exchanges and exports, and its agreement with LoRA elsewhere."""
 
 import copy
 import itertools
@@ -60,7 +60,7 @@ def hub_at(folder: Path, family: str = "llama", dtype: torch.dtype = torch.float
 
 
 def adapted(hub: Path, store: BlobStore, stages: int = 2, lora: dict[str, Any] | None = None, **sections: Any) -> Manifest:
-    """A run on adapters of the model there, whose frozen weights are put into the store."""
+    """Return a run on adapters of the model there, whose frozen weights are put into the store."""
     config, tied = read_model(hub)
     said = {"rank": RANK, "alpha": ALPHA, "base": "00" * 32, **(lora or {})}
     fields = {"config": config, "sequence_length": 16, "stages": stages, "lora": said}
@@ -102,7 +102,7 @@ class Reference(nn.Module):
 
 
 def reference_of(hub: Path, run: Manifest) -> tuple[nn.Module, dict[str, nn.Parameter]]:
-    """transformers' own model with adapters as the run begins with them; and these by name."""
+    """Return transformers' model with the run's initial adapters, and these by name."""
     model = AutoModelForCausalLM.from_pretrained(hub, dtype=torch.float32)
     adapters: dict[str, nn.Parameter] = {}
     model.requires_grad_(False)
@@ -124,7 +124,7 @@ def initial_views(run: Manifest, stage: int) -> list[tuple[Any, torch.Tensor]]:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("targets", [("q_proj", "v_proj"), ("k_proj", "o_proj", "gate_proj", "up_proj", "down_proj")])
 def test_training_is_plain_lora(family: str, targets: tuple[str, ...], tmp_path: Path, store: BlobStore):
-    """Losses, and every adapter after five steps, as transformers' model with a textbook LoRA and torch's AdamW."""
+    """Compare losses, and every adapter after five steps, with transformers' model, a textbook LoRA and torch's AdamW."""
     hub = hub_at(tmp_path / "hub", family)
     run = adapted(hub, store, lora={"targets": targets}, training={"weight_decay": 0.05})
     trainer = trainer_of(run, store)
@@ -150,7 +150,7 @@ def test_training_is_plain_lora(family: str, targets: tuple[str, ...], tmp_path:
         assert trainer.step(inputs, targets_).loss == pytest.approx(float(loss.detach()), rel=1e-5)
     for _, stage in trainer.live_stages():
         for spec, parameter in zip(stage.specs, stage.tensors(), strict=True):
-            # AdamW divides by a gradient's own size: where that is nearly 0, rounding moves an element by part of a step of 1e-2
+            # AdamW divides by a gradient's size: if it is nearly 0, rounding moves an element by part of a step of 1e-2
             torch.testing.assert_close(parameter.data, adapters[spec.name].data, atol=5e-4, rtol=1e-3)
             if spec.name.endswith("lora_B.weight"):
                 assert parameter.data.abs().max() > 1e-3, "it moved"
@@ -238,7 +238,7 @@ def test_without_the_frozen_weights_nothing_is_trained(tmp_path: Path, store: Bl
 
 
 def test_one_round_of_two_clusters_moves_the_adapters_alike(tmp_path: Path, store: BlobStore):
-    """Encoded, applied and rebased, as a commit does: both end with the same bits of Θ."""
+    """Encode, apply and rebase, as a commit does: both end with the same bits of Θ."""
     run = adapted(hub_at(tmp_path / "hub"), store)
     trainers = [trainer_of(run, store) for _ in range(2)]
     payloads = []
@@ -256,7 +256,7 @@ def test_one_round_of_two_clusters_moves_the_adapters_alike(tmp_path: Path, stor
 
 
 def spoken(run: Manifest) -> tuple[list[StageState], Vocabulary]:
-    """Adapters that change something."""
+    """Return adapters that change the outputs."""
     states = [initial_state(run, stage) for stage in range(run.model.stages)]
     for state in states:
         state.parameters.add_(0.05 * torch.randn(state.size, generator=torch.Generator().manual_seed(state.stage)))
@@ -305,7 +305,7 @@ def test_an_adapter_folder_is_as_peft_writes_it(tmp_path: Path, store: BlobStore
 
 
 class Kept:
-    """Bytes that autograd keeps, each storage once; parameters are none."""
+    """Bytes that autograd stores, each storage once; parameters are none."""
 
     def __init__(self, trainer: Trainer) -> None:
         self.weights = {p.untyped_storage().data_ptr() for _, stage in trainer.live_stages() for p in stage.parameters()}
@@ -370,7 +370,7 @@ def test_run_files_of_adapters_are_read(tmp_path: Path, store: BlobStore):
 
 
 class Peers:
-    """An exchange with peers that hold what `store` holds."""
+    """Exchange with peers that have the blobs of `store`."""
 
     def __init__(self, store: BlobStore, to: BlobStore, stages: range) -> None:
         self.hosted, self.fetched = HostedStages(stages), list[bytes]()

@@ -1,4 +1,4 @@
-"""How many machines begin a run: said by every page that an owner or a node meets before it does."""
+"""Tests of the number of machines that begin a run: every page for an owner or an operator names it before the start."""
 
 import asyncio
 import os
@@ -24,7 +24,7 @@ from tests.helpers import COORDINATOR, Table, identity, manifest, until
 
 
 def written(folder: Path, *options: str) -> tuple[Manifest, str]:
-    """The run that init wrote, and what it printed."""
+    """Return the run that init wrote, and its output."""
     told = CliRunner().invoke(app, ["init", str(folder / "run.toml"), *options], env={"DILOCOX_HOME": str(folder / "home")})
     assert told.exit_code == 0, told.output
     return Manifest.from_toml((folder / "run.toml").read_text()), told.stderr

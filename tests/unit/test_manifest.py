@@ -31,12 +31,12 @@ def test_every_shipped_preset_loads(preset: str):
 
 CANARY = "/etc/passwd"
 COMPARED = {("attestation", "tcb_statuses")}
-"""With what evidence says of its machine, and nowhere else."""
+"""Fields that are compared with the evidence's report of its machine, and nowhere else."""
 
 
 @pytest.mark.parametrize("path", list(manifest_keys()), ids=".".join)
 def test_no_field_of_a_manifest_names_a_file(path: tuple[str, ...]):
-    """A manifest comes from a stranger: what it could name a node could be made to read, train on and send."""
+    """Check all fields: a manifest comes from an unknown peer, and a named file could be read, trained on and sent."""
     if path in COMPARED:
         return
     for value in (CANARY, [CANARY], {CANARY: CANARY}, "../" * 9 + CANARY, f"file://{CANARY}"):
@@ -57,7 +57,8 @@ LORA = {"rank": 2, "alpha": 4.0, "base": "00" * 32}
 @pytest.mark.parametrize("model", [{}, {"lora": LORA, "num_hidden_layers": 5}], ids=["whole", "adapters"])
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_what_all_stages_have_is_told_without_a_look_at_where_they_end(model: dict, optimizer: str):
-    """That takes seconds for a model of the most layers, and strangers send manifests: to the market thousands."""
+    """Check the time: a manifest of the most layers takes seconds, and unknown peers send manifests, thousands to the
+    market."""
     stage_units.cache_clear()
     said = manifest(model=model, compression={"codec": "int4"}, training={"optimizer": optimizer}, audit={"segments": 2})
     assert Manifest.from_canonical(said.canonical_bytes()) == said
@@ -82,11 +83,11 @@ def test_the_paper_s_preset_keeps_the_paper_s_algorithm():
 
 TUNED = {"tiny"}
 ARM_OF = {("int2", 0.9): DENSE, ("int2", 0.95): DENSE_LONG, ("topk-int2", 0.95): SPARSE}
-"""By codec, and Muon's momentum."""
+"""Arm by codec and Muon's momentum."""
 
 
 def test_what_presets_take_ended_lowest_in_most_cells_that_were_run_of_the_registered_comparison():
-    """The study's defaults, `dilocox plan` and docs/results hold together."""
+    """Compare the study's defaults, `dilocox plan` and docs/results."""
     study = json.loads((Path(__file__).parents[2] / "docs/results/study.json").read_text())["results"]
     first = dict.fromkeys(ARM_OF.values(), 0)
     ran = dict(first)
@@ -102,7 +103,7 @@ def test_what_presets_take_ended_lowest_in_most_cells_that_were_run_of_the_regis
 
 @pytest.mark.parametrize("name", sorted(set(preset_names()) - {"qwen1.5-107b"}))
 def test_a_preset_is_one_of_these_arms(name: str):
-    """Which one follows from its line and its length (test_plan)."""
+    """Check the arm only; the choice of it follows from link and length (test_plan)."""
     preset = Manifest.from_toml(render_preset(name, name, "00" * 32))
     arm = ARMS[ARM_OF[preset.compression.codec, preset.training.muon_momentum]]
     for section, values in {

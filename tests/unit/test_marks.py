@@ -1,4 +1,4 @@
-"""What a worker commits to of a phase, and what an auditor makes of it."""
+"""Tests of a worker's audit checkpoints of a phase, and of an auditor's result."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -49,7 +49,7 @@ class World:
     state: PhaseState
 
     def step(self, samples: list[int] | None = None, skip: bool = False) -> None:
-        """An inner step; or one on other samples, or none that is said to be one."""
+        """Take an inner step, one on other samples, or one that is only claimed."""
         action = phase.next_action(self.state)
         assert isinstance(action, phase.Train)
         self.marks.before_step(self.state)
@@ -66,7 +66,7 @@ class World:
         return collected
 
     def said(self, marks: wire.Marks) -> wire.Marks:
-        """As an auditor reads them."""
+        """Return the checkpoints as an auditor reads them."""
         body = wire.Contribution(inner_steps=self.state.steps, samples_read=self.state.samples_read)
         return audit_rules.read_marks(self.run, body, LEASE, canonical(marks))
 
@@ -82,7 +82,7 @@ class World:
         return compare(auditor, first, computed, self.states(stretch.last), alike)
 
     def all(self, marks: wire.Marks, alike: bool = True) -> list[str]:
-        """What an auditor finds of each stretch."""
+        """Return an auditor's finding for each stretch."""
         stretches = sum(after.step > before.step for before, after in zip(marks.marks, marks.marks[1:], strict=False))
         found = [audit_rules.stretch(self.run, lot, LEASE, marks.marks) for lot in range(stretches)]
         return [wire.AuditVerdict.Name(self.audit(each, alike)[0]).removeprefix("AUDIT_") for each in found]
@@ -116,7 +116,7 @@ def test_an_auditor_computes_the_very_bits(world: World):
 
 
 def test_a_phase_after_others_is_no_different(world: World):
-    """With moments that are not zero, and a schedule that goes on."""
+    """Check it with moments that are not zero, and a schedule that continues."""
     for _ in range(STEPS):
         world.step()
     first = world.end()
@@ -143,7 +143,8 @@ def test_a_commit_that_is_moved_onto_splits_a_stretch(world: World):
 
 
 def test_a_commit_that_waits_for_the_end_of_a_time_boxed_phase_adds_no_mark(world: World):
-    """Overlap delayed: the optimizer's steps are then already those of the next phase, and its author would be found wrong."""
+    """Check delayed overlap: the optimizer's steps are then already those of the next phase, and the author would be found
+    wrong."""
     for _ in range(STEPS):
         world.step()
     world.marks.end(world.state.steps, world.state.samples_read)
@@ -185,7 +186,8 @@ def test_a_state_that_was_made_up_is_found_on_either_side(world: World):
 
 
 def test_weights_of_nothing_pass_as_the_docs_say(world: World):
-    """No audit shows that a state is of this run: with all weights 0 steps cost nothing, and lead where everybody says."""
+    """Check the documented limit: no audit proves that a state is of this run. With all weights 0 steps cost nothing, and
+    reach the announced state."""
     zeros = [torch.zeros_like(stage_state(world.trainer, stage)) for _, stage in world.trainer.live_stages()]
     last = []
     for (_, stage), flat in zip(world.trainer.live_stages(), zeros, strict=True):

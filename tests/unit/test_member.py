@@ -1,4 +1,4 @@
-"""The node's machine: what it says of others, and when."""
+"""Tests of the node's machine: its statements, and their times."""
 
 from dataclasses import replace
 
@@ -24,7 +24,7 @@ ACCEPTED: member.Verdict = (pb.REASON_UNSPECIFIED, 0)
 
 
 class Node:
-    """Number 0's machine beside the coordinator's, which it hears."""
+    """Machine of peer 0 beside the coordinator's, whose messages it receives."""
 
     def __init__(self, voters: int = 0, clusters: int = 3, **rounds: float) -> None:
         self.table = Table(manifest(rounds=rounds, scoring={"voters": voters})).genesis(range(clusters))
@@ -50,7 +50,7 @@ class Node:
         return self.state.open.own.get(kind)
 
     def vote(self) -> "Node":
-        """Everybody contributed, we too, and the ballot is here."""
+        """Advance to the ballot, with contributions of all clusters, this one included."""
         mine = self.table.contribution(0)
         self.feed(member.Signed(mine))
         self.table.submit(mine)
@@ -96,7 +96,8 @@ def test_what_was_not_fetched_in_time_is_voted_unavailable():
 
 @pytest.mark.parametrize("same", [True, False])
 def test_who_voted_and_starts_again_says_the_same(same: bool):
-    """It judged anew, and another receipt for one ballot proves equivocation. `same`: the ballot is that which it voted on."""
+    """Reproduce a fault: it judged again, and another vote on one ballot is an equivocation. `same`: the ballot is the one
+    of its vote."""
     node = Node(vote_seconds=100).vote()
     for verdict in node.digests:
         node.feed(member.Judged(verdict, ACCEPTED))
@@ -405,7 +406,7 @@ def test_a_replay_that_confirms_a_wrong_state_proves_only_that_the_state_before_
 
 
 def test_who_started_again_says_once_what_it_replayed():
-    """A second replayed report with other words was equivocation, and its word was lost."""
+    """Reproduce a fault: a second replayed report with other fields was an equivocation, and its report was lost."""
     node = Node()
     train(node)
     node.feed(rotten(2))
@@ -512,14 +513,14 @@ def test_findings_are_bounded():
     assert table.submit(seal(identity(0), pb.KIND_RECEIPT, run.run_id, sign.body)) == rules.ACCEPT
 
 
-# Each word whole.
+# Each statement whole.
 
 
 ROOT = digest("the state")
 
 
 def machine(number: int = 0, table: Table | None = None, serial: int = 0) -> tuple[Table, member.MemberState]:
-    """A machine that has heard nothing, beside an open round."""
+    """Return a machine without any input, beside an open round."""
     table = table or Table(manifest()).genesis()
     return table, member.start(table.run, identity(number).peer, table.head, serial)
 
@@ -645,7 +646,7 @@ def test_a_box_claims_what_its_lead_asks_for_and_says_nothing_else():
 
 
 def test_who_led_a_cluster_and_is_a_box_now_leaves_before_it_agrees():
-    """Else the coordinator would wait for a cluster that nobody leads."""
+    """Check the order; otherwise the coordinator would wait for a cluster without a lead host."""
     table = Table(manifest()).genesis()
     state = member.start(table.run, identity(0).peer, table.head, lead=identity(7).peer)
     asked = pb.Claim(round=1, head=table.head.digest, state=ROOT, cluster=digest("layout"))
@@ -691,7 +692,7 @@ def test_who_leaves_before_the_first_commit_names_round_one():
 
 
 def test_of_a_claim_and_a_leave_in_one_round_only_the_newer_is_said():
-    """Who left a round that nobody closes, and is back in it, claims anew."""
+    """Check a peer that left a round that never closes, is back in it, and claims again."""
     table, state = machine()
     first, claim, last = table.leave(0), table.claim(0), table.leave(0)
     for signed, said in ((first, first), (claim, claim), (last, last), (claim, last)):
@@ -700,7 +701,7 @@ def test_of_a_claim_and_a_leave_in_one_round_only_the_newer_is_said():
 
 
 def held(node: Node, kind: pb.Kind, reason: pb.Reason = pb.REASON_UNSPECIFIED) -> None:
-    """The coordinator has what we said."""
+    """Report that the coordinator has this peer's statement."""
     statement = node.said(kind)
     assert statement is not None
     outcome = rules.Outcome.IGNORE if reason else rules.Outcome.ACCEPT
@@ -766,7 +767,7 @@ def test_who_is_back_before_its_leave_counts_takes_it_back():
 
 
 def test_a_leave_of_who_is_not_here_is_said():
-    """Its claim never arrived: nobody needs to hear that it is taken back."""
+    """Check a claim that never arrived: its withdrawal needs no statement."""
     node = Node()
     node.state = member.start(node.table.run, identity(5).peer, node.table.head)
     node.state = replace(node.state, open=replace(node.state.open, own={pb.KIND_CLAIM: node.table.claim(5)}))
@@ -920,7 +921,7 @@ def test_who_contradicts_the_run_forgets_its_states_and_what_it_said_of_them():
 
 
 def test_a_verdict_from_before_a_new_start_is_no_verdict():
-    """It was made on a base that the run does not have; the contribution is judged again on the right one."""
+    """Check a verdict on a base that the run does not have: the contribution is judged again on the right one."""
     node = Node()
     train(node)
     node.feed(rotten(2))
@@ -993,7 +994,7 @@ def test_a_replay_that_agrees_is_reported_by_who_has_a_place():
         assert state.open.signing == {pb.KIND_CLAIM, *expected}
 
 
-# What comes back signed, and what the coordinator says of it.
+# Signed statements, and the coordinator's messages about them.
 
 
 def test_the_words_of_others_are_not_ours():
@@ -1023,7 +1024,7 @@ def test_a_report_counts_no_serial():
 
 @pytest.mark.parametrize(("ballot", "round", "kept"), [(True, 1, True), (True, 2, False), (False, 1, False), (None, 1, False)])
 def test_a_receipt_is_about_the_ballot_that_is_here(ballot: bool | None, round: int, kept: bool):
-    """None: no ballot is here."""
+    """Check the ballot. None: it has none."""
     node = Node(vote_seconds=100).vote()
     here = node.state.open.ballot
     assert here is not None

@@ -1,4 +1,4 @@
-"""What is planned that a device holds is what autograd keeps, and what torch's schedules let pile up."""
+"""Tests of a device's planned memory against the bytes that autograd stores, and those that torch's schedules accumulate."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ def filled(run: Manifest, stage: int) -> Chain:
 
 
 def kept(run: Manifest, stage: int, half: bool) -> int:
-    """Bytes that autograd keeps of a microbatch, beside weights and their copies."""
+    """Return the bytes that autograd stores for a microbatch, beside weights and their copies."""
     chain, model = filled(run, stage), run.model
     batch = run.training.batch_size // run.training.microbatches
     tokens = torch.zeros(batch, model.sequence_length, dtype=torch.int64)

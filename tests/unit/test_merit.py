@@ -1,4 +1,4 @@
-"""Merit: a fold over commits that anybody makes again, and a root that a contract can check."""
+"""Tests of merit: a fold over commits that any reader can repeat, and a root that a contract can check."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def settling(accounts: list[bytes] = ACCOUNTS) -> Table:
 
 
 def from_scratch(table: Table) -> dict[bytes, int]:
-    """What each account earned, read off the commits alone."""
+    """Return each account's merit, computed from the commits alone."""
     found: dict[bytes, int] = {}
     for before, commit in zip(table.commits, table.commits[1:], strict=False):
         accounts = {member.cluster: member.account for member in before.body.roster}
@@ -107,7 +107,7 @@ def test_each_account_has_a_proof_of_its_merit_and_of_nothing_else(count: int):
 
 
 def test_a_node_of_the_tree_is_no_leaf():
-    """Else who earned nothing could show the hash of two leaves as its own."""
+    """Check it; otherwise an account without merit could pass the hash of two leaves as its own."""
     merits = dict.fromkeys(ACCOUNTS, 7)
     left = merkle.node(*[merit_rules.leaf(account, 7) for account in ACCOUNTS[:2]])
     assert merit_rules.root(merits) == merkle.node(left, merit_rules.leaf(ACCOUNTS[2], 7))

@@ -64,7 +64,7 @@ def test_kinds_that_do_not_belong_and_oversize_bodies_are_refused():
         (lambda b: setattr(b, "attestation", b"x"), pb.REASON_MALFORMED),
         (lambda b: b.holders.append("nobody"), pb.REASON_MALFORMED),
         (lambda b: b.holders.extend([identity(1).peer] * 9), pb.REASON_OVERSIZE),
-        (lambda b: b.MergeFromString(b"\xfa\x06\x03abc"), pb.REASON_MALFORMED),  # field 111, which nobody knows
+        (lambda b: b.MergeFromString(b"\xfa\x06\x03abc"), pb.REASON_MALFORMED),  # field 111, which is unknown
     ],
 )
 def test_fields_are_bounded(change, expected):
@@ -152,7 +152,7 @@ def test_who_repeats_another_s_words_says_something_else():
 
 
 def test_who_signs_the_same_again_says_the_same_by_another_signing():
-    """What is drawn from a ballot's signature is of that signature: its signer can make many."""
+    """Check draws from a ballot's signature: each belongs to that one signature, because its signer can make many."""
     first = heartbeat()
     again = dataclasses.replace(first, envelope=pb.Envelope.FromString(first.envelope.SerializeToString()))
     again.envelope.signature = first.envelope.signature[::-1]

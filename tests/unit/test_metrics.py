@@ -1,4 +1,5 @@
-"""What Prometheus reads: right numbers, no label that grows with the swarm, and boards and alerts that name nothing else."""
+"""Tests of Prometheus metrics: right numbers, no label that grows with the swarm, and boards and alerts with existing
+names only."""
 
 import json
 import re
@@ -52,12 +53,13 @@ OF_NODES: dict[str, set[str]] = {
     "dilocox_rounds_missed": set(),
     "dilocox_state_digest_agreed": set(),
 }
-"""What boards and alerts of others are built on, with the labels of each: a name that changes breaks them without a word."""
+"""Metrics of boards and alerts of operators, with the labels of each: a changed name breaks them silently."""
 
 
 @pytest.fixture
 async def told(tmp_path: Path):
-    """A run of four rounds, the last two without peer 2, and everything that a node on it tells; the first two were told before."""
+    """Run four rounds, the last two without peer 2, with all metrics of a node; the first two rounds were reported
+    earlier."""
     table = Table(manifest(rounds={"count": 9})).genesis().train(2, seconds=2.0)
     chain, log = ChainFile(tmp_path / "chain.db", table.run, views.describe), EventLog(tmp_path / "events.db")
     for commit in table.commits:
@@ -159,7 +161,7 @@ def names(text: str) -> set[str]:
 @pytest.mark.parametrize("file", ["alerts.yml", "grafana.json"])
 async def test_boards_and_alerts_name_what_is_told(told: CollectorRegistry, file: str):
     samples = {sample.name for family in told.collect() for sample in family.samples}
-    sometimes = {"dilocox_peers_attested", "dilocox_held_out_loss"}  # where the run asks for evidence, or measures
+    sometimes = {"dilocox_peers_attested", "dilocox_held_out_loss"}  # if the run requires evidence, or measures losses
     assert all(
         f'"{name}"' in (Path(metrics.__file__).read_text() + Path(views_metrics.__file__).read_text()) for name in sometimes
     )
@@ -178,7 +180,7 @@ def named(labels: dict[str, str]) -> str:
 
 
 def fires(alert: str, severity: str, at: str = "3m", **labels: str) -> dict:
-    """At that time, of these labels and no others."""
+    """Return an alert that fires at that time, with these labels and no others."""
     expected = {"alertname": alert, "alertstate": "firing", "severity": severity, "instance": "a", **labels}
     return {
         "expr": f'ALERTS{{alertname="{alert}"}}',

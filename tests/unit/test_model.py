@@ -1,4 +1,4 @@
-"""Stages against transformers' own modules, and the paper's model on the meta device."""
+"""Tests of stages against transformers' own modules, and of the paper's model on the meta device."""
 
 import pytest
 import torch
@@ -66,7 +66,7 @@ def test_small_presets_learn(name: str):
 
 
 def test_every_stage_of_the_107b_preset_builds_and_counts():
-    """Prints bytes per device: `pytest -s -k 107b`."""
+    """Build them and print bytes per device: `pytest -s -k 107b`."""
     paper = Manifest.from_toml(render_preset("qwen1.5-107b", "paper", "00" * 32))
     total, largest = 0, 0
     for stage in range(paper.model.stages):

@@ -1,4 +1,4 @@
-"""Namespaces, bridges and lines on this machine, with nothing of ours in them."""
+"""Tests of namespaces, bridges and links on this machine, without our daemons in them."""
 
 import os
 import signal
@@ -50,7 +50,7 @@ NETS = [
 
 
 def seconds(prefix: tuple[str, ...], address: str, size: int = 1) -> float | None:
-    """That it takes to send so many bytes there; None: nobody is reached."""
+    """Return the seconds to send `size` bytes there; None: no process is reached."""
     command = [*prefix, sys.executable, "-c", SEND, address, str(size)]
     done = subprocess.run(command, capture_output=True, text=True)
     return float(done.stdout) if done.returncode == 0 else None
@@ -58,7 +58,7 @@ def seconds(prefix: tuple[str, ...], address: str, size: int = 1) -> float | Non
 
 @pytest.fixture(scope="module")
 def network() -> Iterator[Namespaces]:
-    """Somebody listens everywhere."""
+    """Return a network with a listener on every host."""
     network = Namespaces(NETS)
     with network.present():
         listening = [
@@ -76,7 +76,7 @@ def network() -> Iterator[Namespaces]:
 
 
 def left(network: Namespaces) -> list[str]:
-    """Names of what there is of it on this machine."""
+    """Return the names of its remains on this machine."""
     spaces = [path.name for path in Path("/run/netns").glob(f"{network.tag}*")]
     return spaces + [path.name for path in Path("/sys/class/net").glob(f"{network.tag}*")]
 

@@ -47,7 +47,7 @@ def record(number: int, address: str = "127.0.0.1:1", **fields: Any) -> Statemen
 
 
 class Coordinator(rpc.CoordinatorServicer):
-    """Answers GetRun."""
+    """Coordinator that answers GetRun."""
 
     appointment: pb.Envelope | None = None
 
@@ -61,7 +61,7 @@ class Coordinator(rpc.CoordinatorServicer):
 
 @asynccontextmanager
 async def serving(folder: Path, signer=COORDINATOR) -> AsyncIterator[JoinLink]:
-    """A coordinator on a free port, and its link without a DHT address; `signer` signs its record."""
+    """Run a coordinator on a free port; yield its link without a DHT address. `signer` signs its record."""
     folder.mkdir(exist_ok=True)
     certificate = tls.load_or_create(folder)
     server, port = await create_server("127.0.0.1:0", certificate)
@@ -75,7 +75,7 @@ async def serving(folder: Path, signer=COORDINATOR) -> AsyncIterator[JoinLink]:
 
 
 def directory(folder: Path) -> PeerDirectory:
-    """Over a DHT whose child was never started."""
+    """Return a directory over a DHT whose child was never started."""
     settings = DhtSettings(RUN.run_id, identity(1), folder, "/ip4/127.0.0.1/tcp/0", ())
     return PeerDirectory(Dht(settings), identity(1), RUN.run_id, 1)
 
@@ -173,7 +173,7 @@ def test_records_seen_before_are_a_way_back_and_only_those_that_verify(tmp_path:
 
 
 def test_a_coordinator_that_brings_records_of_anybody_fills_no_memory(monkeypatch: pytest.MonkeyPatch):
-    """Between two commits, and where none comes, too."""
+    """Check the memory between two commits, and without any commit, too."""
     monkeypatch.setattr("dilocox.transport.net.peer_directory.CACHED_RECORDS", 3)
     known = PeerDirectory(None, identity(1), RUN.run_id, 1)
     known.know([identity(2).peer])
@@ -183,7 +183,7 @@ def test_a_coordinator_that_brings_records_of_anybody_fills_no_memory(monkeypatc
 
 
 async def test_where_a_coordinator_once_was_is_forgotten():
-    """Its record may change without end."""
+    """Check the memory: its record may change without end."""
     directory = PeerDirectory(None, identity(1), RUN.run_id, 1)
     link = CoordinatorLink(JoinLink(RUN.run_id, COORDINATOR.peer, "127.0.0.1:99", bytes(32)), directory, ChannelPool())
 
@@ -205,7 +205,7 @@ async def test_where_a_coordinator_once_was_is_forgotten():
 async def test_a_number_that_is_none_is_shown_to_nobody(
     tmp_path: Path, field: str, number: float, monkeypatch: pytest.MonkeyPatch
 ):
-    """`/v1/peers` answered nothing at all where a coordinator said that somebody's loss is infinite."""
+    """Reproduce a fault: `/v1/peers` had no answer at all if a coordinator reported an infinite loss."""
     good, bad = services.Presence(peer=identity(2).peer, loss=1.5), services.Presence(peer=identity(3).peer)
 
     setattr(bad, field, number)
@@ -220,7 +220,7 @@ async def test_a_number_that_is_none_is_shown_to_nobody(
 
 
 class NobodyThere:
-    """A DHT that finds nobody."""
+    """DHT that finds no peer."""
 
     async def find(self, peer: str) -> None: ...
 
@@ -278,7 +278,7 @@ async def test_a_dht_that_cannot_listen_is_tried_for_ever_and_others_are_met_whe
 
 @asynccontextmanager
 async def silent_dht(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Dht, Path]]:
-    """Whose child takes requests into a file, answers none, and ends at one that says so."""
+    """Run a DHT whose child writes requests to a file, answers none, and ends at one that contains a marker."""
     child, requests = folder / "child", folder / "requests"
     child.write_text(
         "#!/bin/sh\n"
@@ -351,7 +351,7 @@ async def sees(node: Dht, peer: str) -> bool:
 
 
 async def until(condition) -> None:
-    """Until it is true and raises nothing."""
+    """Wait until the condition is true and raises nothing."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             try:

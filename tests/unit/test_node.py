@@ -63,7 +63,7 @@ def test_a_box_knows_its_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         (8, 2, 8, (2, 4)),
         (8, 8, 8, (8, 1)),
         (8, 8, 16, (8, 1)),
-        (8, 3, 16, (2, 4)),  # 3 · 2 keep six busy
+        (8, 3, 16, (2, 4)),  # 3 · 2 use six
         (6, 3, 6, (3, 2)),
         (7, 80, 16, (7, 1)),
         (8, 80, 4, (4, 1)),  # more copies would have fewer microbatches than workers
@@ -137,8 +137,8 @@ def test_worker_settings_survive_the_environment(monkeypatch: pytest.MonkeyPatch
 
 
 class Time(threading.Event):
-    """A clock that nothing but waiting moves; what is to be set while somebody waits is in `sets_at`, in order. Who waits for it in
-    vain is woken `late`."""
+    """Clock that only waiting moves. `sets_at` has the times of a set during a wait, in order. A wait without a set wakes
+    `late`."""
 
     def __init__(self, *sets_at: float, late: float = 0.0) -> None:
         super().__init__()

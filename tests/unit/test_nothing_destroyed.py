@@ -1,4 +1,4 @@
-"""Nothing is deleted or overwritten that we did not make."""
+"""Tests that no file is deleted or overwritten that we did not make."""
 
 import errno
 import os
@@ -25,7 +25,7 @@ def dilocox(*arguments: object) -> Result:
 
 @pytest.fixture
 def up(monkeypatch: pytest.MonkeyPatch):
-    """`dilocox testnet up` that lays out its folder and starts nothing."""
+    """Make `dilocox testnet up` write its folder and start nothing."""
     monkeypatch.setattr(Testnet, "start_all", lambda self, attached=True: None)
     return lambda folder, *options: dilocox("testnet", "up", "--detach", "--folder", folder, *options)
 

@@ -1,4 +1,4 @@
-"""Who is told of what, and what nobody waits for."""
+"""Tests of notifications: their recipients, and that no code waits for them."""
 
 import asyncio
 import json
@@ -41,7 +41,7 @@ class Heard:
 
 
 class Life:
-    """Of a daemon that tells its events to somebody."""
+    """Incarnation of a daemon that sends its events to a command."""
 
     def __init__(self, folder: Path, heard: Heard) -> None:
         self.log, self.tasks, self.now = EventLog(folder / EVENTS), Tasks(), 0.0
@@ -57,7 +57,7 @@ class Life:
         self.log.close()
 
     async def looked_at(self, folder: Path) -> None:
-        """All that happened so far."""
+        """Wait until all events so far are processed."""
         self.log.flush()
         await until(lambda: (folder / notify.TOLD).exists() and int((folder / notify.TOLD).read_text()) == self.log.newest)
 
@@ -211,7 +211,7 @@ async def test_a_disk_that_fills_and_a_coordinator_that_is_away_are_told(tmp_pat
     watching = asyncio.create_task(monitors.watch(tmp_path, told.append, lambda: connected[0], clock, pause=0.001))
 
     async def later(seconds: float) -> None:
-        """And looked at since: what was due is told."""
+        """Advance the clock and check: everything due has been sent."""
         now[0] += seconds
         before = looks[0]
         await until(lambda: looks[0] > before + 1)

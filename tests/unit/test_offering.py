@@ -1,4 +1,4 @@
-"""What a node has to say is said: at once, once, and again where it may have been lost."""
+"""Tests of the delivery of a node's statements: at once, once, and again if one may have been lost."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -16,7 +16,7 @@ CONTRIBUTION, REPORT, LEAVE = TABLE.contribution(0), TABLE.report(0), TABLE.leav
 
 
 class Mouth:
-    """Of a node that offers to a coordinator which answers when it is let."""
+    """Node that offers to a coordinator, whose answers the test releases."""
 
     def __init__(self) -> None:
         self.speak, self.may_answer = asyncio.Event(), asyncio.Event()
@@ -52,7 +52,7 @@ class Mouth:
 
 
 async def test_what_is_signed_while_another_is_answered_is_said_at_once():
-    """It waited for three seconds, and in two rounds of eight everybody waited with it."""
+    """Reproduce a fault: it waited for three seconds, and in two rounds of eight all clusters waited with it."""
     mouth = Mouth()
     async with mouth.open():
         mouth.may_answer.clear()

@@ -1,4 +1,5 @@
-"""Several coordinators behind real gRPC, over the fake store: who waits hears who leads, also after the store lost what it knew."""
+"""Tests of several coordinators behind real gRPC, over the fake store: a standby learns the leader, also after the store
+lost its data."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -36,7 +37,7 @@ RUN = manifest(rounds={"count": 40})
 
 
 class Line:
-    """To the store; `cut`: it hears nothing of us."""
+    """Link to the store; `cut`: no message arrives."""
 
     def __init__(self, world: "World") -> None:
         self._world, self.cut = world, False
@@ -65,7 +66,7 @@ class World:
 
 
 class Coordinator:
-    """As daemon.py composes one, without a DHT and an API."""
+    """Coordinator as daemon.py composes one, without a DHT and an API."""
 
     def __init__(self, world: World, name: str, life: int, alone: bool = False, port: int = 0) -> None:
         self.world, self.name, self.alone, self.port = world, name, alone, port
@@ -80,7 +81,7 @@ class Coordinator:
 
     @property
     def way(self) -> Way:
-        """Of one that starts later, with the port that it was given."""
+        """Return the address of one that starts later, with its earlier port."""
         address = self.network.address if self.network is not None else f"127.0.0.1:{self.port}"
         return Way(address, sha256(tls.load_or_create(self.folder).certificate_der))
 
@@ -195,7 +196,7 @@ async def test_who_was_elected_last_is_followed_though_the_one_before_hangs(worl
 
 @pytest.mark.parametrize("life", [3, 100], ids=["lower", "the same"])
 async def test_the_only_leader_is_followed_after_the_store_forgot_all(world: World, life: int):
-    """Its life has a number that another's had, and nodes know a record of that."""
+    """Check its incarnation: another one had the same number, and nodes know a record with it."""
     async with started(world, "one", life=100) as one, started(world, "two", life=life) as two:
         await until(lambda: one.service)
         async with following(one.way, two.way) as node:
@@ -208,7 +209,8 @@ async def test_the_only_leader_is_followed_after_the_store_forgot_all(world: Wor
 
 
 async def test_a_coordinator_that_goes_on_alone_is_followed_and_heard_of(world: World):
-    """It starts when there is no other: of two that lead a node follows whichever heard of the other last."""
+    """Check a start while no other coordinator runs: of two leaders a node follows the one that received the other's
+    record last."""
     two = Coordinator(world, "two", 3, alone=True, port=choose_port())
     async with started(world, "one", life=100) as one:
         await until(lambda: one.service)
@@ -222,7 +224,8 @@ async def test_a_coordinator_that_goes_on_alone_is_followed_and_heard_of(world: 
 
 
 async def test_a_leader_that_was_overtaken_is_refused_by_who_knows_it(world: World):
-    """Also where nobody else answers; it cannot raise its number, for the store says that it leads no more."""
+    """Check it also without any other answer; it cannot raise its number, because the store reports that it no longer
+    leads."""
     async with started(world, "one") as one:
         await until(lambda: one.service)
         async with started(world, "two") as two:

@@ -1,4 +1,4 @@
-"""After a run everything can be looked at: verbs read the folder where no daemon runs."""
+"""Tests of verbs after a run: they read the folder if no daemon runs."""
 
 import hashlib
 import json
@@ -21,7 +21,7 @@ from tests.unit.test_explain import Run
 
 
 def made(home: Path, rounds: int) -> Path:
-    """The folder of a node that was counted in so many rounds, and is gone."""
+    """Make the folder of a stopped node that was counted in `rounds` rounds."""
     run = Run(home / "runs" / "ab")
     run.say(*(run.table.claim(number) for number in range(3)))
     for _ in range(rounds):

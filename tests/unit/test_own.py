@@ -1,4 +1,4 @@
-"""What a node signed is on disk before it is said, and no life of it says anything else."""
+"""Tests of a node's signed statements: they are on disk before they are sent, and no incarnation contradicts them."""
 
 import sqlite3
 import threading
@@ -31,7 +31,7 @@ def report() -> Statement:
 
 
 def another_life(path: Path) -> SignedStatementLog:
-    """After `kill -9`: nothing was closed."""
+    """Open it as after `kill -9`, when it closed nothing."""
     return SignedStatementLog(path, RUN_ID)
 
 
@@ -99,7 +99,7 @@ def test_a_heartbeat_waits_for_no_statement_that_is_being_written(tmp_path: Path
 
 
 def test_no_number_is_said_before_it_is_reserved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """And who says one waits for that only where there is no other."""
+    """Check it; a statement waits for a reservation only if there is no other number."""
     all_said, one_more = threading.Event(), threading.Event()
     seen: list[tuple[bool, bool]] = []
 

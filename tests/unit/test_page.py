@@ -1,4 +1,4 @@
-"""The page at `/`: it asks nobody but its daemon, runs nothing but its own script, and shows strangers' words as text."""
+"""Tests of the page at `/`: it requests only its daemon, runs only its own script, and shows unknown peers' text as text."""
 
 import re
 from html.parser import HTMLParser
@@ -35,7 +35,7 @@ VOID = {"meta", "link", "br", "img", "input", "hr"}
 
 
 class Tree(HTMLParser):
-    """Checks that what opens closes, and keeps what a reader of screens needs."""
+    """Checker that every element is closed; it stores the parts that a screen reader needs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ def test_four_answers():
 
 @pytest.fixture
 async def served(tmp_path: Path):
-    """A node's API over a chain of three rounds, the last without peer 2."""
+    """Serve a node's API over a chain of three rounds, the last without peer 2."""
     table = Table(manifest(rounds={"count": 9})).genesis().train(2, seconds=2.0)
     table.absent(2)
     table.train(1, [0, 1], seconds=1.0)
@@ -173,7 +173,7 @@ async def test_every_route_is_described(served):
 
 
 def test_a_handler_reads_only_what_openapi_says_of_it():
-    """What is said beside the path is read in one place, which asks whether it was declared."""
+    """Check query parameters: one function reads them, which checks that they were declared."""
     reads = re.compile(r"\.query\b|\.headers(?:\.get\(|\[)\"(?!Authorization|Origin)|\.rel_url")
     found = {
         path.name
@@ -269,7 +269,7 @@ async def test_a_browser_shows_it(served, tmp_path: Path):
 
 
 def plotted(points: str, values: list[float], of: list[float]) -> bool:
-    """Whether a line's points lie where these values do; `of`: all that its plot shows, which decide its scale."""
+    """Return whether a line's points match these values; `of`: all values of its plot, which decide its scale."""
     least, most = min(0.999 * max(of), *of), max(of)
     heights = [float(point.partition(",")[2]) for point in points.split()]
     return heights == pytest.approx([190 - 168 * (value - least) / (most - least) for value in values], abs=0.06)
@@ -285,7 +285,7 @@ async def test_no_width_of_a_screen_is_too_small_for_the_page(served, tmp_path: 
 
 
 async def test_the_page_has_the_numbers_of_the_rows_and_no_others(served, tmp_path: Path):
-    """`top`, `rounds` and /metrics are held against the same rows in test_metrics.py."""
+    """Compare the page; test_metrics.py compares `top`, `rounds` and /metrics with the same rows."""
     url, _ = served
     async with aiohttp.ClientSession() as session:
 

@@ -1,4 +1,4 @@
-"""Outer state that passes through a device in stretches has the bits of outer state that lies where it is computed on."""
+"""Tests of outer state that passes through a device in stretches: it has the same bits as outer state on that device."""
 
 import pytest
 import torch
@@ -20,13 +20,13 @@ def random(*shape: int, seed: int) -> torch.Tensor:
 
 @pytest.fixture(params=[64, 1000, 1 << 22])
 def through(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Through:
-    """With slots of so many elements: of a tensor there are many stretches, or one."""
+    """Return a passage with slots of this many elements: a tensor has many stretches, or one."""
     monkeypatch.setattr(state_device, "SLOT", request.param)
     return Through(CPU)
 
 
 def two_rounds(run: Manifest, where: StateDevice) -> list[torch.Tensor]:
-    """Everything that a stage holds after two rounds in which the clip cut something off, and its payloads."""
+    """Return all tensors of a stage after two rounds with clipping, and its payloads."""
     state = StageState(run, 0, passage=where)
     state.committed.copy_(random(2, state.size, seed=0))
     live = [view.clone() for _, view in state.views(state.parameters)]

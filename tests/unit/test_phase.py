@@ -1,4 +1,4 @@
-"""The phase machine: every row of its table, and what holds on any schedule of agreed turns."""
+"""Tests of the phase machine: every row of its table, and the invariants of any schedule of agreed turns."""
 
 from dataclasses import replace
 from typing import Any
@@ -25,7 +25,7 @@ def run_with(overlap: str = "rebase", **rounds: Any) -> Manifest:
 
 
 def head(round: int, member: bool = True, inner_steps: int = 4, counted: int = 0, ahead: int = 1000, joined: int = 1) -> Head:
-    """The state before `round`, with or without us on its roster."""
+    """Return the head before `round`, with or without this cluster on its roster."""
     names = [ME, "other"] if member else ["other"]
     leases = {name: Lease(counted, ((10_000, 10_000 + ahead),)) for name in names}
     return Head(
@@ -41,12 +41,12 @@ def head(round: int, member: bool = True, inner_steps: int = 4, counted: int = 0
 
 
 def at(round: int, run: Manifest | None = None, **values: Any) -> PhaseState:
-    """The first step of a counted phase whose Θ is in place."""
+    """Return the first step of a counted phase whose Θ is applied."""
     return replace(phase.begin(run or run_with(), ME, head(round)), **values)
 
 
 def trained(state: PhaseState, steps: int) -> PhaseState:
-    """With nothing else going on, and the background busy."""
+    """Take steps without other events, while the background is busy."""
     for _ in range(steps):
         state, actions = phase.step(state, Turn(trained=True))
         assert len(actions) == 1
@@ -328,7 +328,7 @@ def test_ranks_agree_on_what_all_of_them_have():
 
 
 def test_no_phase_ends_while_one_rank_already_holds_the_next_state():
-    """Else that rank would measure its work from another Θ than the others, and no commit would return its payload."""
+    """Check it, because otherwise that rank would measure its work from another Θ, and no commit would return its payload."""
     assert not agreed(flags(preparing=True, prepared=True), flags()).idle
 
 
@@ -402,7 +402,7 @@ TURNS = st.lists(
 @settings(max_examples=200, deadline=None)
 @given(TURNS, st.sampled_from(["none", "delayed", "rebase"]), st.integers(0, 2), st.sampled_from([None, 1.0]))
 def test_what_holds_on_any_schedule(turns, overlap, synchronous, seconds):
-    """Two ranks are fed the same turns; the network does what it likes."""
+    """Feed the same turns to two ranks, while the network behaves arbitrarily."""
     run = run_with(overlap, synchronous_rounds=synchronous, round_seconds=seconds)
     ranks = [phase.begin(run, ME), phase.begin(run, ME)]
     action: phase.Action = Wait("it has just started")

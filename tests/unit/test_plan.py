@@ -104,7 +104,7 @@ def test_estimated_bytes_are_those_of_real_payloads():
 
 
 def test_codec_and_disk_are_those_of_the_fullest_worker_and_box():
-    """Three stages on two boxes of one device: one computes and writes two of them."""
+    """Check three stages on two hosts of one device: one computes and writes two of them."""
     run = manifest(model={"num_hidden_layers": 4, "stages": 3})
     cluster = plan.inside(run, [1, 1])
     both = cluster.tiling.stages(0, 3)
@@ -243,7 +243,7 @@ def test_less_than_was_measured_costs_more_than_the_gap(monkeypatch: pytest.Monk
 
 
 def took(arm: Arm, row: Mapping[str, Any]) -> tuple[float, ...]:
-    """Lead, momentum inside, momentum and rate outside."""
+    """Return the arm's local mix, inner momentum, outer momentum and outer rate."""
     tuned, momentum = row["tuned"]["choice"], INNERS[arm.inner].get("muon_momentum", 0.95)
     rate = round(tuned["steady_rate"] * (1 - tuned["momentum"]), 2)
     return OVERLAPS[arm.overlap]["lead_weight"], momentum, tuned["momentum"], rate
@@ -258,8 +258,8 @@ HARDLY = 1.01
 
 @pytest.mark.parametrize("gaps", advice.GAPS, ids=lambda gaps: f"{gaps.steps}")
 def test_gaps_are_those_of_the_published_study(gaps: advice.Gaps):
-    """Of each codec the best arm that rebases the whole, or one whose interval meets its and that is hardly worse; and of one
-    cluster alone."""
+    """Compare for each codec the best arm with the whole rebase, or one with an overlapping interval that is hardly worse;
+    and one cluster alone."""
     study = json.loads((Path(__file__).parents[2] / "docs/results/study.json").read_text())["results"]
     cells = {cell["name"]: {row["arm"]: row for row in cell["rows"]} for cell in study["cells"]}
     for codec, by_bits in gaps.by_codec.items():
@@ -357,13 +357,13 @@ def test_a_step_that_is_faster_than_a_device_that_nobody_named_says_how_to_name_
 
 
 DEADLINE = 1.5
-"""Rounds: boxes are as much slower than what a preset is made for, and count."""
+"""Rounds: hosts slower than the preset's by this factor still count."""
 LONGER = 1.25
 """H of a preset, at most, over the shortest that hides its exchange: it divides a run."""
 
 
 def rows(told: Mapping[str, Any], preset: Manifest) -> list[dict[str, Any]]:
-    """Of the preset's codec."""
+    """Return the rows of the preset's codec."""
     codec, k = preset.compression.codec, preset.compression.k
     return [row for row in told["rows"] if row["codec"] == (f"{codec} {k}" if k else codec)]
 
@@ -445,7 +445,7 @@ def dilocox(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_activations_between_boxes_are_what_a_slow_line_is_full_of():
-    """Ten boxes at 1 Gbps were promised 273,636 tokens a second: of two clusters, at a second a step."""
+    """Reproduce a fault: ten hosts at 1 Gbps were promised 273,636 tokens a second, for two clusters at a second a step."""
     run = Manifest.from_toml(render_preset("qwen1.5-107b", "x", "00" * 32))
     cluster = plan.inside(run, [8] * 10)
     assert (cluster.tiling.length, cluster.tiling.copies) == (80, 1), "each stage has a device of its own"

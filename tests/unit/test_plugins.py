@@ -1,4 +1,4 @@
-"""Commands of plugins: listed where they are installed, and a broken one harms no other command."""
+"""Tests of plugins' commands: listed if they are installed, and a broken one harms no other command."""
 
 import re
 import sys

@@ -1,7 +1,7 @@
-"""The attack that running code has shown, through the real tally and apply: one of four turns the signs of another's payload,
-scales it to every bound, announces the most tokens allowed, and is counted in each round.
+"""Test of the attack that running code has shown, through the real tally and apply. One cluster of four negates another's
+payload, scales it to every bound, announces the most allowed tokens, and is counted in each round.
 
-The model is a bowl: the loss is the squared distance of Θ from where it should be, honest work a noisy step towards it.
+The model is a bowl: the loss is the squared distance of Θ from its optimum, and honest work is a noisy step towards it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,7 +40,7 @@ from tests.helpers import COORDINATOR, Table, identity, manifest
 CLUSTERS, HOSTILE = range(4), 3
 ROUNDS = 10
 STEP = 0.3
-"""Of the way that is left, in one round."""
+"""Share of the remaining distance, in one round."""
 OLD = {"weight_cap": 0, "tensor_clip_ratio": 0}
 """The rules before, without `largest_rms`: payloads clipped at two medians, and weighed by what they announce."""
 NONE = {**OLD, "clip_ratio": 1024.0}
@@ -58,7 +58,7 @@ def without_bound(rounds: dict[str, Any]) -> Manifest:
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """A second one mostly waits."""
+    """Use one thread: a second one mostly waits."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -66,7 +66,7 @@ def _one_thread() -> Iterator[None]:
 
 
 class Bowl:
-    """Four clusters, the last of which may be hostile; all hold the same Θ."""
+    """Four clusters, the last of which may be hostile; all have the same Θ."""
 
     def __init__(self, run: Manifest, folder: Path, hostile: bool) -> None:
         self.run, self.hostile, self.store = run, hostile, BlobStore(folder / "blobs")
@@ -81,10 +81,11 @@ class Bowl:
         self.leaves: dict[str, list[pb.Leaf]] = {}
         self.shards = FakeShards(run)
         self.roots = run.availability is not None
-        """Whether what they announce names the roots over its shares; where the run keeps any and it does not, voters lie too."""
+        """True if their announcements name the roots over the erasure shards; in a run with shards, false makes the voters
+        lie too."""
 
     def loss(self) -> float:
-        """1 at the beginning."""
+        """Return the loss, 1 at the beginning."""
         distance = sum(
             float((goal - state.parameters).square().sum()) for goal, state in zip(self.goal, self.theta, strict=True)
         )
@@ -197,7 +198,7 @@ def test_a_replay_finds_the_state_that_clips_of_tensors_made(aggregate: str, tmp
 
 @pytest.mark.parametrize("honest", [True, False])
 def test_a_replay_finds_roots_that_are_over_no_shares(honest: bool, tmp_path: Path):
-    """Where voters let them pass the commit stands, and nobody could prove a share."""
+    """Check dishonest voters: the commit is valid, and no peer could prove a shard."""
     bowl = Bowl(run_with(availability={}), tmp_path, hostile=False)
     bowl.roots = honest
     bowl.train(3)
@@ -212,7 +213,7 @@ def test_a_replay_finds_roots_that_are_over_no_shares(honest: bool, tmp_path: Pa
 
 @pytest.mark.parametrize("colluding", [False, True])
 def test_a_copy_is_refused_and_its_author_counts(colluding: bool, tmp_path: Path):
-    """Where half of the voters let it pass the commit stands, and who replays the round sees what they did."""
+    """Check it if half of the voters accept it: the commit is valid, and a replay of the round detects them."""
     author, copier, others = 0, 2, (1, 3)
     bowl = Bowl(run_with(), tmp_path, hostile=False)
     for number in (author, *others):
@@ -223,7 +224,7 @@ def test_a_copy_is_refused_and_its_author_counts(colluding: bool, tmp_path: Path
         check_payload(bowl.run, identity(copier).peer, 1, first, bowl.store.view(first.digest), bowl.table.head.rank_or_k)
     assert refused.value.reason == pb.REASON_COPIED
     root = said.leaves
-    if colluding:  # other leaves, so that no statement shows it: they name a copied payload beside one of its own
+    if colluding:  # other entries, so that no statement shows it: they name a copied payload beside one of its own
         own = bowl.encode(copier)[1]
         second = pb.Leaf(
             stage=1, digest=bowl.store.put([own.raw]), size=len(own.raw), norms=bytes(norm_code(norm) for norm in own.norms)
@@ -264,7 +265,7 @@ def test_what_is_too_large_for_the_run_is_sent_in_parts_and_refused_where_it_is_
 
 
 def test_a_norm_that_no_code_tells_is_refused_whatever_the_run_allows():
-    """The largest code stands for all that is larger, and no median nor clip would know by how much."""
+    """Check the largest code: it covers all larger norms, so no median nor clip would know their excess."""
     run = without_bound({})
     state = StageState(run, 0)
     state.feedback.fill_(1e9)

@@ -1,4 +1,5 @@
-"""Ports and links of the first hour: fixed, so that a router and a link can name them; a link that others can use."""
+"""Tests of ports and links of the first hour: fixed, so that a router and a link can name them; a link that other peers
+can use."""
 
 import socket
 import subprocess
@@ -48,7 +49,7 @@ def taken() -> Iterator[int]:
 
 @pytest.mark.parametrize(("flag", "value"), [("--port", "{}"), ("--api", "127.0.0.1:{}")])
 def test_a_taken_port_is_one_sentence_that_names_the_flag(run_file: Path, taken: int, flag: str, value: str):
-    """The gRPC library wrote four lines of its own to stderr before ours."""
+    """Reproduce a fault: the gRPC library wrote four lines to stderr before our sentence."""
     command = [sys.executable, "-P", "-m", "dilocox.cli", "coordinator", str(run_file), "--home", str(run_file.parent / "c")]
     done = subprocess.run([*command, "--no-dht", flag, value.format(taken)], capture_output=True, text=True)
     assert done.returncode == 1

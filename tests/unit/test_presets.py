@@ -1,4 +1,5 @@
-"""Every preset starts: small ones take steps, each stage of large ones is built and computes shapes; in the memory that is said."""
+"""Tests of every preset: small ones take steps, each stage of large ones is built and computes shapes, in the documented
+memory."""
 
 import math
 from pathlib import Path
@@ -46,7 +47,7 @@ def test_each_stage_of_a_preset_computes_in_the_memory_that_is_said(name: str):
     ["tiny", pytest.param("llama-10m", marks=pytest.mark.thorough), pytest.param("llama-125m", marks=pytest.mark.thorough)],
 )
 def test_a_small_preset_takes_steps_as_it_is_shipped(name: str, process_group: None):
-    """But for the length of its sequences, and so many of them."""
+    """Check it with shorter sequences, and fewer of them."""
     run = preset(name)
     small = {**run.training.model_dump(), "batch_size": 2, "microbatches": 1, "warmup_steps": 1}
     run = Manifest.model_validate(
@@ -74,7 +75,7 @@ def test_sites_on_texts_of_their_own_average_plainly(tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize("name", preset_names())
 def test_the_mean_itself_is_taken_by_what_does_not_begin_at_random_on_a_text_that_all_share(name: str):
-    """Every preset's text has all that is to be replaced, or none of it."""
+    """Check that every preset's text has all values that must be replaced, or none of them."""
     before = preset(name)
     after = Manifest.from_toml(averaging(render_preset(name, name, "00" * 32)))
     if name == "qwen1.5-107b":
@@ -90,7 +91,7 @@ def test_the_mean_itself_is_taken_by_what_does_not_begin_at_random_on_a_text_tha
 
 @pytest.mark.parametrize("name", preset_names())
 def test_payloads_that_wait_for_a_snapshot_are_no_more_than_six_states(name: str):
-    """Of as many clusters as it is made for: joiners fetch them on a line that carries the run's, too."""
+    """Check the preset's number of clusters: joiners fetch these payloads on a link that carries the run's, too."""
     run = preset(name)
     waiting = held_bytes(run, MADE_FOR[name].clusters) - held_bytes(run, 0)
     state = sum(state_bytes(run.model, stage) for stage in range(run.model.stages))
@@ -99,7 +100,8 @@ def test_payloads_that_wait_for_a_snapshot_are_no_more_than_six_states(name: str
 
 @pytest.mark.parametrize("name", [name for name in preset_names() if preset(name).scoring.voters])
 def test_a_round_has_room_for_scoring_all_others(name: str):
-    """In its share of a cluster's time: what is not scored counts. A forward pass for each other's step and for the state."""
+    """Check the share of a cluster's time, because unscored work counts. A score takes a forward pass for each other
+    cluster's step and for the state."""
     run, others = preset(name), MADE_FOR[name].clusters - 1
     assert others <= run.scoring.voters
     passes = 4 if run.training.checkpoint_activations else 3
@@ -108,13 +110,13 @@ def test_a_round_has_room_for_scoring_all_others(name: str):
 
 
 EVALUATING = 0.015
-"""Of a phase, at most. `tiny` is for looking at."""
+"""Largest share of a phase. `tiny` is a demonstration."""
 
 
 @pytest.mark.parametrize("name", sorted(set(preset_names()) - {"tiny"}))
 def test_looking_at_the_loss_takes_little_of_what_training_takes(name: str):
-    """Every cluster evaluates, and its devices do nothing else meanwhile: a forward pass is a third of a step's, or a quarter where
-    activations are computed again."""
+    """Check the cost: every cluster evaluates, and its devices do nothing else then. A forward pass is a third of a step's
+    time, or a quarter with recomputed activations."""
     run = preset(name)
     assert run.rounds.evaluate_every
     evaluated = run.data.evaluation_sequences / run.training.batch_size / 3

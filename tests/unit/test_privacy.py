@@ -1,4 +1,4 @@
-"""What a cluster's own data may give away: the account, the noise, and what is not told at all."""
+"""Tests of leaks of a cluster's private data: the account, the noise, and the data that are never sent."""
 
 import asyncio
 import json
@@ -45,7 +45,7 @@ def account(folder: Path, epsilon: float = 4.0, corpus: int = 1, run: int = 1) -
     )
 
 
-# What may be said
+# Data that may be sent
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,8 @@ def test_who_gives_up_a_bound_says_so_in_as_many_words():
 
 
 def test_without_sampling_the_account_is_just_above_what_gaussian_noise_gives_away():
-    """Of a sum that one replaced sequence moves by two clips: arXiv 1805.06530, theorem 8, says it exactly."""
+    """Compare with Gaussian noise on a sum that one replaced sequence moves by two clips: arXiv 1805.06530, theorem 8, is
+    exact."""
     noise, count = 40.0, 50
     shift = 2 / noise * math.sqrt(count)
     normal = NormalDist()
@@ -228,7 +229,7 @@ def gradients(trainer: Trainer) -> list[torch.Tensor]:
 
 
 def step(noise: Noise | None, inputs: torch.Tensor, **sections: Any) -> list[torch.Tensor]:
-    """Gradients of a batch, before the run's own clipping."""
+    """Return the gradients of a batch, before the run's own clipping."""
     # so far apart that one sequence's gradient is never cut by the run's bound
     trainer = Trainer(manifest(training={"gradient_clip": 1e9, **sections.pop("training", {})}, **sections), Mesh(), noise)
     trainer.load_initial()
@@ -338,7 +339,7 @@ async def test_samples_that_will_be_drawn_are_looked_for(tmp_path: Path):
         await asyncio.sleep(0.01)
 
 
-# What is not told
+# Data that are not sent
 
 
 def test_losses_are_told_to_nobody():
@@ -360,7 +361,8 @@ def boundary(number: int, steps: int, noise: float) -> worker.Boundary:
 
 @pytest.mark.parametrize("earlier", [0, 5])
 async def test_what_is_not_within_the_budget_is_told_to_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, earlier: int):
-    """`earlier`: a phase of so many steps that an earlier life trained without noise, and ended before it could say so."""
+    """Check the budget. `earlier`: steps of a phase that an earlier incarnation trained without noise, and did not report
+    before its end."""
     monkeypatch.setattr(supervisor, "GENERATION_PAUSE_SECONDS", 0.01)
     own = account(tmp_path)
     own.lay_out(100, 20)

@@ -1,4 +1,4 @@
-"""Private data: what a cluster brings, what it reads, and what nobody gets."""
+"""Tests of private data: those that a cluster brings, those that it reads, and those that no other peer receives."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -72,7 +72,8 @@ def test_the_shared_text_need_not_be_enough_to_train_on_unless_scores_are_measur
 
 
 def at(run: Manifest, samples_read: int = 100) -> phase.PhaseState:
-    """Of a cluster on the roster, whose lease lies somewhere: 32 samples from 10,000 on, of which 100 were counted before."""
+    """Return a phase of a cluster on the roster, with a lease of 32 samples from 10,000 on, of which 100 were counted
+    earlier."""
     head = replace(
         initial_head(""),
         round=2,
@@ -116,7 +117,7 @@ def test_a_cluster_reads_its_own_text_in_an_order_of_its_own(tmp_path: Path):
 
 
 def test_what_is_served_of_a_run_is_what_its_corpus_names(tmp_path: Path):
-    """Even where private and shared corpora were built in one folder."""
+    """Check it even if private and shared corpora were built in one folder."""
     folder = tmp_path / "both"
     shared = bytes.fromhex(corpus_of(folder, words(40, 60)).digest)
     common = corpus_at(folder)

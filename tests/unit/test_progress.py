@@ -1,4 +1,4 @@
-"""Who waits on a terminal sees what for; off a terminal nothing but the result is printed."""
+"""Tests of progress: a terminal shows the current work; any other output has the result only."""
 
 import io
 from contextlib import closing
@@ -26,7 +26,7 @@ from tests.helpers import COORDINATOR, Table, manifest
 
 @pytest.fixture
 def screen(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
-    """Of a terminal."""
+    """Return the screen of a terminal."""
     seen = io.StringIO()
     monkeypatch.setattr(common, "errors", Console(file=seen, force_terminal=True, width=120))
     monkeypatch.setattr(progress, "on_terminal", lambda: True)
@@ -91,7 +91,7 @@ def test_who_makes_a_run_or_looks_at_data_sees_that_they_are_read(
 def test_what_may_take_long_says_what_it_does(
     tmp_path: Path, screen: io.StringIO, monkeypatch: pytest.MonkeyPatch, words: str, says: str
 ):
-    """Also where it comes to nothing: what it is about is said before it begins."""
+    """Check it also for failures: the work is named before it begins."""
     monkeypatch.chdir(tmp_path)
     environment = {"DILOCOX_HOME": str(tmp_path / "home")}
     assert CliRunner().invoke(app, ["init", "run.toml"], env=environment).exit_code == 0

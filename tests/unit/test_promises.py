@@ -1,4 +1,5 @@
-"""What a node promises beside its machine: whose manifest it takes, what it checks, what it does with a second commit."""
+"""Tests of a node's duties beside its machine: the manifests that it accepts, its checks, and its response to a second
+commit."""
 
 import asyncio
 from collections import Counter
@@ -70,7 +71,7 @@ async def test_two_commits_for_one_round_halt_a_node(tmp_path: Path):
 
 
 class Says:
-    """A coordinator of whom nothing but tips comes, and who takes nothing."""
+    """Coordinator that sends nothing but tips, and accepts nothing."""
 
     def __init__(self, *tips: services.Tip) -> None:
         self.tips = tips
@@ -87,7 +88,7 @@ class Says:
 
 
 class Idle:
-    """Workers that are told, and do nothing."""
+    """Workers that accept commands, and do nothing."""
 
     progress = Progress()
 
@@ -98,7 +99,7 @@ class Idle:
 
 @asynccontextmanager
 async def hearing(folder: Path, coordinator: Says) -> AsyncIterator[Participant]:
-    """A node that has a commit, connected."""
+    """Run a connected node that has a commit."""
     tasks = Tasks()
     with (
         closing(ChainFile(folder / "chain.db", RUN)) as chain,
@@ -119,7 +120,7 @@ async def hearing(folder: Path, coordinator: Says) -> AsyncIterator[Participant]
 
 
 async def test_a_coordinator_that_lacks_commits_is_given_them_once_at_a_time(tmp_path: Path):
-    """However often it says so: each time was a task that brought all of them."""
+    """Reproduce a fault: each repeated request started a task that sent all of them."""
     coordinator = Says(*[services.Tip(round=0)] * 100)
     async with hearing(tmp_path, coordinator) as node:
         await node.watch()
@@ -127,7 +128,7 @@ async def test_a_coordinator_that_lacks_commits_is_given_them_once_at_a_time(tmp
 
 
 async def test_why_a_round_is_open_is_a_sentence(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    """Whatever a coordinator says: it went into logs and terminals as it came."""
+    """Reproduce a fault: a coordinator's text went unchecked into logs and terminals."""
     with caplog.at_level("INFO"):
         async with hearing(tmp_path, Says(services.Tip(why="\x1b[2Jit waits" + 4096 * "!"))) as node:
             await node.watch()
@@ -137,7 +138,7 @@ async def test_why_a_round_is_open_is_a_sentence(tmp_path: Path, caplog: pytest.
 
 
 class Announced:
-    """A contribution whose payloads a node holds already."""
+    """Contribution whose payloads a node has already."""
 
     def __init__(self, folder: Path, leaf_code: int = 0, norm_code_off: int = 0) -> None:
         store = BlobStore(folder)
@@ -174,7 +175,8 @@ async def test_announced_norms_are_checked_against_the_payload(tmp_path: Path):
 
 
 async def test_what_lies_here_is_no_list_because_somebody_calls_it_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Whoever contributes may name any blob that all of them hold: a state of many gigabytes would be read into memory."""
+    """Check it: a contribution may name any blob that all nodes have, and a state of many gigabytes would be read into
+    memory."""
     monkeypatch.setattr(limits, "LEAVES_BYTES", 1000)
     good = Announced(tmp_path)
     state = BlobStore(tmp_path).put([bytes(1001)])
@@ -184,7 +186,8 @@ async def test_what_lies_here_is_no_list_because_somebody_calls_it_one(tmp_path:
 
 
 async def test_what_is_let_go_once_it_was_fetched_is_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Whoever contributes may name blobs of old rounds, which others let go at any moment: it ended their daemons."""
+    """Reproduce a fault: a contribution may name blobs of old rounds, which other peers delete at any moment, and this
+    ended daemons."""
     good, store, fetched = Announced(tmp_path), BlobStore(tmp_path), Counter[bytes]()
     raw = {digest: store.read(digest) for digest in store.digests()}
 

@@ -1,4 +1,4 @@
-"""`export --every` beside a node: which state is the newest to be had, and what a look at it costs."""
+"""Tests of `export --every` beside a node: the newest available state, and the cost of a check for it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ from tests.helpers import COORDINATOR
 
 
 class Node:
-    """Its folder, of a run that goes on."""
+    """Folder of a node in a run that continues."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.all, self.store = BlobStore(folder / "all"), BlobStore(folder / "blobs")
@@ -24,7 +24,7 @@ class Node:
         self.table.genesis()
         self.chain = ChainFile(folder / "chain.db", self.table.run)
         self.reads, self.opened = 0, list[int]()
-        """Of the chain, and of its commits."""
+        """Reads of the chain, and of its commits."""
         self.follow()
         self.export = Held(folder / "chain.db")
         open_chain, open_commits = ChainFile.for_reading, ChainFile.commits
@@ -52,7 +52,7 @@ class Node:
         self.follow()
 
     def state(self, round: int) -> list[bytes]:
-        """Its blobs."""
+        """Return the state's blobs."""
         root = self.chain.state_before(round)
         return [root, *self.all.stage_digests(root)]
 

@@ -1,4 +1,4 @@
-"""What a person reads of a run without taking part in it."""
+"""Tests of a reader's view of a run without taking part in it."""
 
 from importlib import metadata
 from pathlib import Path

@@ -24,7 +24,7 @@ def full() -> OSError:
 
 
 def caused(error: BaseException) -> LocalError:
-    """Ours, of somebody else's."""
+    """Return our error, caused by another library's."""
     try:
         try:
             raise error
@@ -35,7 +35,7 @@ def caused(error: BaseException) -> LocalError:
 
 
 def locked() -> sqlite3.Error:
-    """What SQLite raises for a file that it may not write."""
+    """Return SQLite's error for a file that it may not write."""
     database = sqlite3.connect(":memory:")
     database.execute("PRAGMA query_only = 1")
     with pytest.raises(sqlite3.OperationalError) as caught:
@@ -58,7 +58,7 @@ def test_what_is_lack_of_room_and_what_is_not():
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """What the next looks for room find; then there is room."""
+    """Return the results of the next checks for space; after them there is space."""
     found: list[bool] = []
     monkeypatch.setattr(disk_pressure, "FIRST_LOOK_SECONDS", 0.001)
     monkeypatch.setattr(disk_pressure, "PROBE_BYTES", 10)

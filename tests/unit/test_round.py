@@ -1,4 +1,4 @@
-"""The round machine and the rules: every way to be counted, and every way not to be, with its reason."""
+"""Tests of the round machine and the rules: every way to be counted, and every way not to be, with its reason."""
 
 from collections.abc import Callable
 
@@ -115,7 +115,7 @@ def test_who_leaves_so_that_too_few_stay_stops_the_clocks_and_the_work_of_the_ot
 
 
 def two_voting() -> Table:
-    """Two clusters in a run that needs two; both have contributed, and one of them leaves before it voted."""
+    """Return two clusters in a run that needs two; both have contributed, and one of them leaves before it voted."""
     table = Table(manifest(rounds={"start_clusters": 2})).genesis(range(2)).contribute([0, 1])
     table.submit(table.leave(1))
     table.submit(table.receipt(0))
@@ -123,7 +123,7 @@ def two_voting() -> Table:
 
 
 def test_a_voter_that_restarts_below_quorum_costs_no_round():
-    """Closing at once would count nobody, and would throw away the round's work of both."""
+    """Check it, because an immediate close would count none, and would discard the round's work of both."""
     table = two_voting()
     table.absent(1)
     table.wait(10_000)
@@ -154,8 +154,8 @@ def test_a_voter_that_leaves_is_not_waited_for_where_the_votes_are_enough():
 
 @pytest.mark.parametrize("healed", [False, True])
 def test_a_roster_below_quorum_is_enough_to_start_again(healed: bool):
-    """A node left, then the coordinator was restarted: more clusters than the roster has can never be live, so the node's claim
-    waited for a full deadline; with a damaged database for ever."""
+    """Reproduce a fault: a node left, then the coordinator restarted. More clusters than the roster has can never be live.
+    So the node's claim waited for a full deadline; with a damaged database for ever."""
     table = Table(manifest(rounds={"start_clusters": 2})).genesis(range(2)).contribute([0, 1])
     table.submit(table.receipt(1))
     table.submit(table.leave(1))
@@ -223,7 +223,7 @@ def test_a_commit_that_counts_nobody_changes_nothing_but_who_is_there():
     assert not commit.counted
     assert table.why(0) == pb.REASON_NORM_MISMATCH
     assert table.roster() == [0, 1, 2, 5]
-    assert {name: after.roster[name] for name in before.roster} == dict(before.roster)  # nobody missed it
+    assert {name: after.roster[name] for name in before.roster} == dict(before.roster)  # all were present
     assert {name: after.ledger.leases[name] for name in before.roster} == dict(before.ledger.leases)
     for field in ("trained", "norm", "rank_or_k", "built_by", "resting", "collect_history"):
         assert getattr(after, field) == getattr(before, field), field
@@ -392,7 +392,7 @@ def test_claims_for_another_round_or_state_are_not_taken():
     assert table.submit(table.claim(5, state=digest("mine alone"))).reason == pb.REASON_WRONG_BASE
     table.train(1)
     mine = table.claim(5, state=digest("mine alone"))
-    assert table.submit(mine).outcome is Outcome.ACCEPT  # nobody has said yet what the state is
+    assert table.submit(mine).outcome is Outcome.ACCEPT  # no report has named the state yet
     table.train(1)
     assert table.roster() == [0, 1, 2]
     table.submit(table.report(0))
@@ -432,7 +432,7 @@ def test_several_boxes_make_one_cluster_when_all_of_them_agree():
     lead = table.head.roster[identity(0).peer]
     assert lead.peers == tuple(identity(n).peer for n in (0, 1, 3))
     assert lead.stages_of(identity(3).peer) == [1]
-    assert table.submit(table.contribution(1)).reason == pb.REASON_NOT_ON_ROSTER  # only the lead speaks
+    assert table.submit(table.contribution(1)).reason == pb.REASON_NOT_ON_ROSTER  # only the lead host sends
     table.train(1, [0, 2])
     assert table.counted() == [0, 2]
     table.verify()
@@ -508,7 +508,7 @@ def restarted(table: Table, *present: int) -> Table:
 
 
 def cut_off(table: Table, *present: int) -> Table:
-    """A pause in which nobody was heard."""
+    """Pause for a time in which no peer was live."""
     table.absent(*(number for number in range(3)))
     table.wait(100)
     table.present(*present)

@@ -37,7 +37,7 @@ class HangingLog:
 
 
 async def test_no_deadline_passes_while_a_write_holds_up_what_leaves(tmp_path: Path):
-    """Before, a round closed without votes as soon as its ballot was sent: voters had no time to see it."""
+    """Reproduce a fault: a round closed without votes as soon as its ballot was sent, so voters never received it in time."""
     table, chain = Table(RUN).genesis(), ChainFile(tmp_path / "chain.db", RUN)
     chain.append(table.commits[0].envelope)
     now, sent, log = 5000.0, list[Statement[object] | Differ](), HangingLog(chain)

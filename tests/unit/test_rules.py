@@ -1,4 +1,4 @@
-"""What a round's statements are worth, where examples elsewhere do not say it."""
+"""Tests of the judgement of a round's statements, beyond the examples elsewhere."""
 
 import pytest
 
@@ -162,7 +162,7 @@ def test_hosts_are_named_in_commits_and_lose_their_seat_with_their_lead():
 
 
 def test_one_liar_that_reports_first_costs_a_name_for_each_report():
-    """Not all names for each: with a thousand clusters that would be gigabytes."""
+    """Check the memory: all names for each report would be gigabytes with a thousand clusters."""
     table = Table(manifest(rounds={"start_clusters": 12})).genesis(range(12)).train(1, range(12))
     table.submit(table.report(0, state=digest("rotten bit")))
     named = []
@@ -194,7 +194,8 @@ def test_what_was_given_back_is_leased_before_anything_new():
 
 
 def ask(table: Table, statement: Statement) -> tuple[Outcome, int]:
-    """What the table of rules says; nothing may change where the statement is not accepted, but for a proof of equivocation."""
+    """Return the answer of the table of rules; a statement that is not accepted may change nothing, except as a proof of
+    equivocation."""
     before = table.state.gathered
     judgement, after = rules.judge(table.run, table.head, before, statement)
     kept = judgement.outcome is Outcome.ACCEPT or judgement.reason == pb.REASON_EQUIVOCATION

@@ -12,7 +12,7 @@ from tests.helpers import identity
 
 @pytest.mark.parametrize("bench", [chaos, restart, strangers])
 def test_a_bench_s_run_is_one(bench: object):
-    """One of them was not for weeks: it takes half an hour, so that nobody ran it."""
+    """Reproduce a fault: one was invalid for weeks, because it takes half an hour and was never run."""
     text = stdlib().into(bench.RUN)  # type: ignore[attr-defined]
     run = text.replace("{owner}", identity(0).key.hex()).replace("{peers}", "4")
     assert Manifest.from_toml(run).data.digest == stdlib().digest

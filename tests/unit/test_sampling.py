@@ -1,4 +1,4 @@
-"""Samples that nodes take: who is drawn, what receipts may say, and what follows for who has no shares."""
+"""Tests of availability probes: their draw, their part in votes, and the effect on a cluster without shards."""
 
 from dataclasses import replace
 
@@ -111,7 +111,7 @@ def test_who_is_found_without_its_shares_loses_more_standing_than_it_earns_betwe
     newcomer = reputation.newcomer(run)
     for earned in range(newcomer.earned, ROUNDS + 1):
         once = {name(0): Record(earned)}
-        for round in range(availability_rules.PART):  # found in one of so many rounds, and counted in all
+        for round in range(availability_rules.PART):  # missing in one of these rounds, and counted in all
             once = reputation.after(run, once, {name(0)}, {}, {}, {name(0)} if not round else (), {name(0)}, genesis=False)
         assert once[name(0)].earned <= max(earned, newcomer.earned + availability_rules.PART), (
             "it does not earn more than it loses"
@@ -121,7 +121,7 @@ def test_who_is_found_without_its_shares_loses_more_standing_than_it_earns_betwe
 
 
 def voted(said: dict[int, list[int]]) -> tuple[Table, list[Judgement]]:
-    """A round of twelve, in which these voters say that they found these samples without; how their receipts were taken."""
+    """Return a round of twelve, in which these voters report missing samples, and the judgements of their votes."""
     table = Table(run_of()).genesis(range(12))
     table.contribute(range(12))
     taken = []

@@ -1,4 +1,4 @@
-"""What workers measure of a contribution: the loss with it alone, and whether it points away from our own."""
+"""Tests of a contribution's scores: the loss with it alone, and whether its direction opposes our own."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -34,7 +34,7 @@ class World:
     ours: list[bytes]
     """Payloads of our phase, by stage."""
     theirs: list[bytes]
-    """Of another's, from other samples."""
+    """Payloads of another cluster, from other samples."""
     flipped: list[bytes]
     """Theirs, with the signs turned."""
 
@@ -184,7 +184,7 @@ def measured(scores: Scores) -> pb.Scored:
 
 
 def ready(scores: Scores) -> bool:
-    """Samples are looked at beside training."""
+    """Return whether the samples are scored; this runs beside training."""
     while not scores.samples_here:
         pass
     return scores.ready
@@ -234,7 +234,8 @@ def test_scoring_takes_its_share_of_the_time_and_no_more(world: World):
 
 
 def test_a_payload_that_is_not_here_is_no_opinion_and_no_end_of_the_workers(world: World):
-    """A stage may have moved to this box after its payload was judged, and our own of it lies where the stage was."""
+    """Check it: a stage may have moved to this host after its payload was judged, and our own payload stayed on the former
+    host."""
     scores = Scores(world.trainer, world.dataset, at_once)
     for payloads in ([digest("elsewhere")] * len(world.theirs), world.theirs):
         scores.ask(world.asked(payloads))

@@ -1,4 +1,4 @@
-"""Who scores what, on which samples, and what is refused for it."""
+"""Tests of scoring: the voters for each contribution, their samples, and the rejections."""
 
 import math
 from collections import Counter
@@ -24,7 +24,7 @@ def ballot(number: int) -> Statement[pb.Ballot]:
 
 
 def numbers(opinion: score_rules.Opinion) -> tuple[int, int]:
-    """Who found harm, of who measured."""
+    """Return how many voters found harm, and how many measured."""
     return len(opinion.harmed), len(opinion.votes)
 
 
@@ -113,7 +113,7 @@ def test_what_makes_the_loss_worse_and_points_away_harms(after: float, cosine: f
 def test_what_helps_nothing_and_points_less_the_same_way_than_the_median_harms(
     cosine: float, others: tuple[float, ...], refused: bool
 ):
-    """Of two the smaller is the median: one other alone says nothing of what is usual."""
+    """Check medians: of two the smaller is the median, because one other cluster alone does not define what is usual."""
     scores = {str(number): Score(2.0, 1.9, each) for number, each in enumerate(others)}
     tokens = dict.fromkeys([*scores, "it"], 1)
     assert score_rules.harmful(RUN, {**scores, "it": Score(2.0, 2.0, cosine)}, tokens) == ({"it"} if refused else set())
@@ -141,7 +141,7 @@ def test_what_helps_nothing_and_points_less_the_same_way_than_the_median_harms(
 def test_what_helps_half_as_much_as_the_median_and_points_away_harms_by_its_tokens(
     tokens: int, gain: float, cosine: float, refused: bool
 ):
-    """A drift is half work: it helps a little. Who has few tokens helps little, too, and weighs little."""
+    """Check a drift, which is half work and helps a little. A contribution of few tokens helps and weighs little, too."""
     run = manifest(scoring={"voters": 5})
     scores = {name: Score(2.0, 1.9, 0.2) for name in ("a", "b", "c")}
     announced = {"a": 100, "b": 100, "c": 1000, "it": tokens}
@@ -168,7 +168,7 @@ def test_a_score_stands_in_a_receipt_in_whole_units():
     [(2, 1, False), (3, 1, False), (3, 2, True), (4, 1, False), (4, 2, True), (7, 2, False), (7, 3, True), (1, 0, False)],
 )
 def test_more_than_a_third_of_a_committee_and_never_one_alone(clusters: int, harmed: int, refused: bool):
-    """Of 3 h + 1 clusters h hostile ones keep no honest work out, and bring no harmful work in."""
+    """Check 3 h + 1 clusters: h hostile ones can neither reject honest work nor pass harmful work."""
     run, listed = manifest(scoring={"voters": 32}), dict.fromkeys(NAMES[:clusters], 1)
     against = set(NAMES[1 : 1 + harmed])
     found = score_rules.opinions(run, ballot(1), listed, listed, lambda voter, index, _: voter in against and index == 0)
@@ -178,14 +178,15 @@ def test_more_than_a_third_of_a_committee_and_never_one_alone(clusters: int, har
 
 @pytest.mark.parametrize(("says", "refused"), [((4, 4, 64), False), ((4, 4, 8), True), ((32, 32, 64), True)])
 def test_harm_is_found_by_standing(says: tuple[int, int, int], refused: bool):
-    """Two of three find harm: newcomers beside one who stands fully keep no work out."""
+    """Check two of three voters that find harm: newcomers beside a voter with full reputation cannot reject work."""
     listed = dict(zip(NAMES, (64, *says), strict=False))
     found = score_rules.opinions(RUN, ballot(1), listed, listed, lambda voter, *_: voter in NAMES[1:3])
     assert found[NAMES[0]].refuses() == refused
 
 
 def test_the_draw_is_by_standing():
-    """A hundred newcomers beside eight who stand fully: each seat of a committee is as likely somebody's as he stands."""
+    """Check a hundred newcomers beside eight with full reputation: the chance of a committee seat is proportional to
+    reputation."""
     listed = {f"old-{number}": 64 for number in range(8)} | {f"new-{number:03}": 4 for number in range(100)}
     drawn = [score_rules.committee(RUN, ballot(number), "old-0", listed) for number in range(200)]
     old = sum(votes for each in drawn for name, votes in each.items() if name.startswith("old"))

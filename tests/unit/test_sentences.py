@@ -1,4 +1,4 @@
-"""What each row of the table of rules answers, word for word: people read it when something of theirs did not count."""
+"""Tests of each row's answer in the table of rules, word for word: operators read it when a statement was not counted."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -43,7 +43,7 @@ def judge(table: Table, statement: Statement) -> tuple[Judgement, StatementPool]
 
 
 def answer(table: Table, statement: Statement) -> Judgement:
-    """What is not accepted changes nothing."""
+    """Return the judgement, which changes nothing unless it accepts."""
     judgement, after = judge(table, statement)
     assert (after is table.state.gathered) == (judgement != ACCEPTED)
     return judgement
@@ -55,7 +55,7 @@ def stale(what: str, round: int, opened: int = 1) -> Judgement:
 
 
 def asking() -> Table:
-    """A run that asks for evidence: 0 to 2 are on its roster with theirs, 5 has shown it since."""
+    """Return a table of a run that requires evidence: 0 to 2 are on its roster with evidence, and 5 has sent it since."""
     run = manifest(attestation={"kinds": ["sev-snp"], "measurements": {"sev-snp": ["ab" * 48]}})
     table = Table(run)
     for number in range(3):
@@ -253,7 +253,7 @@ def test_copy_0_tiles_all_stages_and_the_others_repeat_it(ranges: list[tuple[int
     assert rules.tiles(hosts, 4) is whole
 
 
-# Leaves.
+# Departures.
 
 
 @pytest.mark.parametrize(
@@ -278,7 +278,7 @@ def test_a_leave_s_serial_says_which_is_newer():
     assert answer(table, older) == OLDER
 
 
-# Who asks for a seat.
+# Claims of a seat.
 
 
 def whole(table: Table) -> dict[str, tuple[Cluster, bytes]]:
@@ -476,7 +476,7 @@ def test_a_round_has_one_ballot():
     assert answer(table, ballot(table, 0, 1, seconds=6.0)) == TWICE
 
 
-# Receipts.
+# Votes.
 
 
 def receipt(table: Table, number: int, accepted: bytes, **changes: Any) -> Statement:

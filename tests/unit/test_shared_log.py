@@ -1,4 +1,5 @@
-"""The log that several coordinators share, over the fake store: who leads writes, who follows has it all, who fell is refused."""
+"""Tests of the log that several coordinators share, over the fake store: the leader writes, a follower has everything, a
+former leader is rejected."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +27,7 @@ RUN = manifest(rounds={"count": 40})
 
 
 class Line:
-    """Between a coordinator and the store: loses what `loses` says, before it arrives or on its way back."""
+    """Link between a coordinator and the store: it loses the requests or answers that `loses` names."""
 
     def __init__(self, store: FakeStore) -> None:
         self.store = store
@@ -48,7 +49,7 @@ class Line:
 
 @dataclass
 class Office:
-    """A coordinator's log, chain and line."""
+    """Coordinator's log, chain and link."""
 
     chain: ChainFile
     line: Line
@@ -68,7 +69,7 @@ class World:
         self.count = 0
 
     async def office(self, number: int, commits: int = 0) -> Office:
-        """Coordinator `number`, with so many commits in its own chain."""
+        """Return coordinator `number`, with `commits` commits in its chain."""
         self.count += 1
         chain = ChainFile(self.folder / f"{number}-{self.count}.db", RUN)
         for commit in self.table.commits[:commits]:
@@ -190,7 +191,7 @@ async def test_an_election_whose_answer_was_lost_is_won_all_the_same(world: Worl
 
 
 async def test_a_transaction_that_arrives_late_once_more_changes_nothing(world: World):
-    """Also when the part that it wrote is not kept any more."""
+    """Check it also when the part that it wrote is deleted."""
     one = await world.leader(1)
     sent: list[tuple[Any, ...]] = []
     one.line.loses = lambda call, arguments: sent.append(arguments) or "" if call == "apply" else ""  # type: ignore[func-returns-value]
@@ -296,14 +297,14 @@ async def test_a_store_that_was_restored_from_an_old_copy_is_told_what_it_lacks(
 
 
 def restore(world: World, copy: dict[str, Item]) -> None:
-    """The store as it was once; leases end with it."""
+    """Restore the store's earlier content; leases end with it."""
     world.store.items = {key: item for key, item in copy.items() if not key.endswith("/leader")}
     world.store.leases.clear()
     world.store.held.clear()
 
 
 async def test_a_leader_of_a_restored_store_stands_by_and_tells_it_what_it_lacks(world: World):
-    """Though its lease and its key are in the copy."""
+    """Check it, although its lease and its key are in the copy."""
     one = await world.leader(1)
     await world.write_commits(one, 0, 1)
     copy = dict(world.store.items)
@@ -321,7 +322,7 @@ async def test_a_leader_of_a_restored_store_stands_by_and_tells_it_what_it_lacks
 
 
 async def test_who_followed_what_a_restored_store_forgot_reads_it_again(world: World):
-    """Its log went on with other inputs under the same numbers."""
+    """Check a standby whose log continued with other inputs under the same numbers."""
     one, two = await world.leader(1), await world.office(2)
     await world.write_commits(one, 0, 1)
     copy = dict(world.store.items)
@@ -337,7 +338,7 @@ async def test_who_followed_what_a_restored_store_forgot_reads_it_again(world: W
 
 
 async def test_a_leader_of_the_lost_future_is_refused_at_the_same_revision(world: World):
-    """What one who leads is named by, no other life repeats: not even where the store counts its revisions again."""
+    """Check a leader's name: no other incarnation repeats it, even if the store counts its revisions again."""
     one = await world.leader(1)
     copy = dict(world.store.items)
     restore(world, {key: item for key, item in copy.items() if "/log/" not in key and not key.endswith("/next")})
@@ -366,7 +367,7 @@ async def test_who_lacks_what_the_log_keeps_no_more_is_never_elected(world: Worl
     one = await world.leader(1)
     await world.write_commits(one, 0, 20)
     two = await world.office(2)
-    for later in (False, True):  # also where nobody leads, whom it could ask
+    for later in (False, True):  # also without a leader to ask
         if later:
             world.later()
         for _ in range(20):
@@ -443,7 +444,7 @@ async def test_a_damaged_log_is_nobodys_round(world: World):
 
 
 async def test_a_log_that_is_mended_is_followed_from_its_beginning(world: World):
-    """Also where what it holds is a statement that does not hold."""
+    """Check it also if the log contains an invalid statement."""
     one, two = await world.leader(1), await world.office(2)
     await world.write_commits(one, 0, 1)
     await one.log.write([world.entry(0)])
@@ -462,11 +463,11 @@ async def test_a_log_that_is_mended_is_followed_from_its_beginning(world: World)
 
 
 class KilledError(Exception):
-    """As `kill -9`, between two requests."""
+    """Kill, as by `kill -9`, between two requests."""
 
 
 async def test_a_chain_moves_in_whole_or_not_at_all(world: World, monkeypatch: pytest.MonkeyPatch):
-    """Wherever its coordinator is killed, and whoever is elected then: the run goes on from its chain, or waits for it."""
+    """Check every point of a kill, and every later leader: the run continues from its chain, or waits for it."""
     monkeypatch.setattr(log_chunks, "PART_BYTES", 400)
     for last in range(1, 30):
         world.store = FakeStore(lambda: world.now)
@@ -487,7 +488,7 @@ async def test_a_chain_moves_in_whole_or_not_at_all(world: World, monkeypatch: p
             world.later()
         began = bool(world.keys("log/"))
         stranger = await world.office(2)
-        if began:  # else nobody can know that there is a chain
+        if began:  # otherwise no other coordinator can know that there is a chain
             with pytest.raises((UnreadableError, BehindError)):
                 await stranger.log.stand()
             assert not world.keys("leader"), "it keeps nobody from the lead"

@@ -1,4 +1,4 @@
-"""Downloads take turns so that no line stands idle."""
+"""Tests of downloads that take turns, so that no link is idle."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -45,7 +45,7 @@ def test_who_is_cancelled_as_its_turn_comes_passes_it_on():
         async with slots.one(0):
             waiting = asyncio.create_task(take())
             await asyncio.sleep(0)
-        waiting.cancel()  # the slot is its own since a moment
+        waiting.cancel()  # it has the slot since a moment
         await asyncio.gather(waiting, return_exceptions=True)
         after = asyncio.create_task(take())
         for _ in range(10):
@@ -56,8 +56,8 @@ def test_who_is_cancelled_as_its_turn_comes_passes_it_on():
 
 
 def seconds_of_an_exchange(order: Callable[[int, int], int], clusters: int) -> float:
-    """Everybody fetches a payload of everybody else, FETCHES_AT_ONCE at a time in this order of (us, other); over the time in which
-    a line that never stands idle carries as much. Transfers share each line evenly, both ways."""
+    """Return the time of an exchange over that of links which are never idle. Each cluster fetches a payload of each
+    other, FETCHES_AT_ONCE at a time in this order of (us, other). Transfers share each link evenly, both ways."""
     left = [
         sorted((other for other in range(clusters) if other != us), key=lambda other: order(us, other))
         for us in range(clusters)

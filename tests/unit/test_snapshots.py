@@ -1,4 +1,4 @@
-"""Models of a run that goes on appear whole or not at all, in a folder and in a bucket."""
+"""Tests of exported models of a running run: they appear whole or not at all, in a folder and in a bucket."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +24,7 @@ def model(folder: Path) -> None:
 
 
 def cut(folder: Path) -> None:
-    """Of an export that is killed, or that another one overtakes."""
+    """Interrupt an export, as a kill or a newer export does."""
     model(folder)
     raise FileNotFoundError("a stage's state")
 

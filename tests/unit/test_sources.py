@@ -233,7 +233,7 @@ def test_a_row_of_a_table_is_bounded_and_large_ones_are_read_one_by_one(name: st
 
 
 def test_a_cell_that_repeats_is_not_held_as_often(tmp_path: Path):
-    """Parquet has it once, in a dictionary of its group."""
+    """Check Parquet, which stores it once, in a dictionary of its group."""
     pytest.importorskip("pyarrow")
     import pyarrow as arrow
 

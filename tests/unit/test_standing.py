@@ -1,4 +1,4 @@
-"""What identities earn, and what it is worth: in votes, draws, medians, weights and seats."""
+"""Tests of reputation: how identities earn it, and its effect on votes, draws, medians, weights and seats."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -33,7 +33,7 @@ def name(number: int) -> str:
 
 
 def earned(table: Table) -> dict[int, int]:
-    """By number of the cluster."""
+    """Return the earned rounds by number of the cluster."""
     return {number: record.earned for number in range(12) if (record := table.head.standings.get(name(number)))}
 
 
@@ -44,7 +44,7 @@ def after(
     seated: Iterable[str] | None = None,
     lacking: Iterable[str] = (),
 ) -> dict[str, Record]:
-    """By a commit that counts these of those who have these records."""
+    """Return the records after a commit that counts these of the clusters with records."""
     roster, found = set(records if seated is None else seated), {"lacking": set(lacking)}
     return reputation.after(RUN, records, set(counted), excluded or {}, found, set(lacking), roster, genesis=False)
 
@@ -132,11 +132,11 @@ def test_a_harmful_one_that_comes_back_has_not_forgotten():
     table.verify()
 
 
-# What it is worth.
+# Effects of reputation.
 
 
 def crowd(newcomers: int) -> Table:
-    """Four founders, and these newcomers who came as fast as seats are given."""
+    """Return four founders, and these newcomers that got seats as fast as possible."""
     table = Table(run_of(rounds={"start_clusters": 4, "count": 50})).genesis(range(4))
     for number in range(4, 4 + newcomers):
         table.submit(table.claim(number))
@@ -145,7 +145,7 @@ def crowd(newcomers: int) -> Table:
 
 
 def test_newcomers_who_are_more_outvote_nobody():
-    """Six newcomers refuse everything of four founders, and would accept anything of each other."""
+    """Check six newcomers that reject all work of four founders, and would accept any of each other."""
     table = crowd(6)
     everybody = range(10)
     assert sorted(table.roster()) == list(everybody)
@@ -194,7 +194,8 @@ def test_work_weighs_by_standing_and_the_cap_is_earned():
 
 
 def test_seats_are_given_by_standing():
-    """Sixteen who stand fully make room for two a commit, and so many newcomers beside them for no more."""
+    """Check seats: sixteen clusters with full reputation allow two seats a commit; beside them newcomers, however many,
+    add none."""
     run = run_of(rounds={"start_clusters": 1, "min_clusters": 1, "count": 99})
     for fully, expected in ((16, 2), (8, 1), (32, 4)):
         table = Table(run).genesis(range(1))
@@ -218,7 +219,7 @@ def test_newcomers_who_lurk_stretch_no_deadline():
 
 
 def test_what_many_identities_pay():
-    """As SECURITY.md says: eight founders, strangers who take every seat that there is, and all of whom count in every round."""
+    """Check SECURITY.md's example: eight founders, and unknown peers that take every seat, all counted in every round."""
     run = manifest(rounds={"start_clusters": 8})
     founders, strangers = [f"founder-{number}" for number in range(8)], list[str]()
     records = {who: Record(run.standing.rounds) for who in founders}
@@ -233,11 +234,11 @@ def test_what_many_identities_pay():
     assert rounds == 20
 
 
-# What a hostile reader found.
+# Findings of a hostile reader.
 
 
 def test_one_who_stands_above_all_others_stops_no_run_by_refusing_everybody():
-    """A founder whose line is broken, beside newcomers; the other founders are gone."""
+    """Check a founder with a broken link, beside newcomers; the other founders are absent."""
     table = crowd(4)
     for number in (1, 2, 3):
         table.submit(table.leave(number))

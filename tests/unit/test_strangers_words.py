@@ -1,4 +1,5 @@
-"""What strangers name themselves is printed as it is; who asks the HTTP API by another's name is not answered."""
+"""Tests of unknown peers' names, which are printed verbatim, and of the HTTP API, which answers no request by another host
+name."""
 
 import json
 
@@ -19,7 +20,7 @@ NASTY = ["[/]", "[bold]x", "[link=http://evil]click[/link]", "a[/b]c", "[@click=
 
 @pytest.mark.parametrize("name", NASTY)
 def test_a_name_is_no_markup(name: str, capsys: pytest.CaptureFixture[str]):
-    """A peer named `[/]` crashed `dilocox peers`."""
+    """Reproduce a fault: a peer named `[/]` crashed `dilocox peers`."""
     common.print_table(["name", "n"], [[name, "1"]])
     common.print_labelled("name", name, 9)
     common.errors.print(f"rejected {name}")
@@ -33,7 +34,7 @@ def test_a_name_is_no_markup(name: str, capsys: pytest.CaptureFixture[str]):
 
 
 def test_what_others_wrote_moves_no_cursor(capsys: pytest.CaptureFixture[str]):
-    """A coordinator's notes stand in the commits that `dilocox rounds N` shows, and nobody can check them."""
+    """Check a coordinator's notes: they are in the commits that `dilocox rounds N` prints, and no peer can verify them."""
     common.print_table(["peer", "detail"], [["a", "\x1b[2J\nb"]])
     common.print_labelled("why", "\x1b]0;all is well\x07\nmore", 5)
     common.print_labelled("own", Text("a\nb"), 5)

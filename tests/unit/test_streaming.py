@@ -31,7 +31,7 @@ def run_of(total_steps: int = 3 * H, **settings: dict[str, Any]) -> Manifest:
 
 
 def site_of(run: Manifest, exchange: float) -> Site:
-    """On which that of the whole model, in fp32, lasts so many steps."""
+    """Return a site on which the whole model's exchange in fp32 lasts `exchange` steps."""
     size = 4 * parameter_count(run.model)
     one = Site(parameter_count(run.model), Step(1.0), 1.0, 2, Line.both_ways(1.0))
     return Site(one.parameters, one.step, 1.0, 2, Line.both_ways(exchange_seconds(one, Method("", size, H, H)) / exchange))

@@ -31,7 +31,7 @@ def found_of(tuning: float, test: float = 2.0) -> Found:
 
 
 class Runs:
-    """What was run: every trial at once, as `loss` says."""
+    """Finished runs: every trial at once, with the result of `loss`."""
 
     def __init__(self, loss) -> None:
         self.loss, self.done = loss, dict[str, Found]()
@@ -230,7 +230,7 @@ def test_what_presets_take_of_a_cell_s_length_and_line(steps: int, bits: float, 
 
 @pytest.mark.parametrize("arm", ARMS)
 def test_what_presets_have_beside_is_no_part_of_an_arm(arm: str):
-    """Keys of kept runs would change with it."""
+    """Check it, because keys of stored runs would change."""
     run, definition = trial(arm).run, ARMS[arm]
     assert run.rounds.lead_weight == OVERLAPS[definition.overlap].get("lead_weight", 0.5)
     assert run.training.muon_momentum == INNERS[definition.inner]["muon_momentum"]
@@ -253,7 +253,7 @@ def test_parts_of_a_gap_have_the_phases_of_the_whole(arm: str):
 
 
 def test_arms_are_held_against_one_another_seed_by_seed():
-    """Seeds make more of a difference than the arms here, and the same one for both."""
+    """Check seeds that differ more than the arms, and by the same amount for both."""
     losses = {MUON: 2.0, OURS: 2.2, "muon | int4 | none": 2.42, "muon | alone": 2.0}
     runs = Runs(lambda each: found_of(1.0, losses[each.arm] * (1 + 0.2 * each.seed)))
     for arm in losses:
@@ -268,7 +268,7 @@ def test_arms_are_held_against_one_another_seed_by_seed():
 
 
 def test_nothing_that_a_key_leaves_out_has_changed():
-    """Keys leave out what has its default: where one of these changes, what was kept is of another run."""
+    """Check omitted defaults: if one of these changes, stored results belong to another run."""
     one = trial("muon, slow | int2 | rebase, whole lead", CENTRE).run
     said = one.model_dump(mode="json", exclude_defaults=True)
     left = {

@@ -1,4 +1,4 @@
-"""The run's data come onto a node before its workers start, whoever serves them, or it says why not."""
+"""Tests of a run's data, which a node fetches from any peer before its workers start, or else reports the reason."""
 
 import asyncio
 import shutil
@@ -26,7 +26,7 @@ from tests.helpers import PATIENCE_SECONDS, manifest, until
 
 
 class Peers:
-    """An exchange whose peers hold the blobs of `served`, when one of them is asked; the network takes no time."""
+    """Exchange whose peers have the blobs of `served`, for one requested peer; the network takes no time."""
 
     def __init__(self, served: Path, into: BlobStore) -> None:
         self.served, self.into = BlobStore(served), into
@@ -55,7 +55,7 @@ class Place:
         self.supply = Supply(run, self.store, self.peers, lambda: self.providers, self._tell)  # type: ignore[arg-type]
 
     async def have(self) -> None:
-        """Everything, as one reads who reads an epoch from its first position."""
+        """Fetch everything, as a reader of an epoch from its first position."""
         corpus = await self.supply.begin()
         spans = [(0, sum(samples_in(self.run, shard) for shard in corpus.training))]
         following = asyncio.create_task(self.supply.follow(corpus, lambda: spans, lambda: False))
@@ -156,7 +156,7 @@ async def test_data_that_do_not_fit_the_model_are_refused_before_a_shard_is_fetc
 
 
 class Following:
-    """Who reads where `spans` says, on a run of many small shards."""
+    """Reader of the samples in `spans`, for a run of many small data shards."""
 
     def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool = False) -> None:
         monkeypatch.setattr(builder, "SHARD_BYTES", 2048)
@@ -177,7 +177,7 @@ class Following:
         return asyncio.create_task(self.place.supply.follow(self.corpus, lambda: list(self.spans), lambda: self.waiting))
 
     def path(self, position: int) -> Path:
-        """Of the shard in which it lies."""
+        """Return the path of its data shard."""
         return self.place.store.path(bytes.fromhex(self.corpus.training[self.order.stretch(position)[0]].digest))
 
     def here(self) -> set[Path]:
@@ -215,7 +215,7 @@ async def test_a_shard_that_nobody_serves_keeps_no_other_back(tmp_path: Path, mo
 
 
 def read_if_there(path: Path) -> bytes:
-    """Nothing while it is set aside."""
+    """Return the bytes; empty while the file is set aside."""
     try:
         return path.read_bytes()
     except FileNotFoundError:

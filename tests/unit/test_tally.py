@@ -19,7 +19,7 @@ def name(number: int) -> str:
 
 
 def opened(clusters: int, least: int = 2, clip_ratio: float = 2.0, voters: int = 0) -> Table:
-    """Everybody's second round: no report has said yet which state it starts from."""
+    """Return the second round, with all clusters: no report has named its state yet."""
     numbers = range(clusters)
     rounds = {"min_clusters": least, "start_clusters": clusters, "clip_ratio": clip_ratio}
     run = manifest(rounds=rounds, scoring={"voters": voters})
@@ -34,7 +34,7 @@ def count(table: Table, *statements: Statement, absent: Sequence[int] = ()) -> T
 
 
 def receipt(table: Table, number: int, silent: Sequence[int] = ()) -> Statement:
-    """It accepts everybody but itself and, without a word, the `silent`."""
+    """Return a vote that accepts all but its own contribution and, without a reason, the `silent` ones."""
     peers = {name(other) for other in (number, *silent)}
     return table.receipt(number, accepted=rules.bits([peer not in peers for peer in table.state.gathered.listed()]))
 
@@ -87,7 +87,7 @@ def test_what_harms_is_said_by_those_who_were_drawn_to_score_it(theirs: bool):
 
 @pytest.mark.parametrize("clusters", [2, 3])
 def test_one_who_finds_harm_in_everybody_stops_no_run(clusters: int):
-    """Found by a reader: of three one refused both others, and no round ever counted anybody."""
+    """Reproduce a fault: one of three rejected both others, and no round ever counted any."""
     table = opened(clusters, voters=32).contribute(range(clusters))
     everybody = dict.fromkeys(range(1, clusters), pb.REASON_HARMS)
     result = count(table, table.receipt(0, everybody), *(table.receipt(n) for n in range(1, clusters)))
@@ -95,7 +95,7 @@ def test_one_who_finds_harm_in_everybody_stops_no_run(clusters: int):
 
 
 def test_what_was_not_measured_is_no_opinion():
-    """Five of seven had no time for it: two who had decide."""
+    """Check seven voters of which five had no time: two decide."""
     table = opened(8, voters=32).contribute(range(8))
     silent = [table.receipt(number, measured=b"") for number in range(3, 8)]
     result = count(table, *(table.receipt(number, HARM if number else None) for number in range(3)), *silent)
@@ -244,7 +244,7 @@ def test_what_a_commit_says_of_the_counted():
         norm=102,
         weights={name(0): 64 * 4, name(1): 64 * 6, name(2): 64 * 6},
         clips={name(0): 0, name(1): 0, name(2): 120 - 102 - 8},
-        loss=(1 * 6 + 2 * 6) / 12,  # the first says none
+        loss=(1 * 6 + 2 * 6) / 12,  # the first reports none
     )
     assert list(result.counted) == sorted(said), "the order of the mean"
 
@@ -266,7 +266,7 @@ def test_who_is_clip_ratio_times_the_lower_median_is_not_clipped():
     ],
 )
 def test_of_equal_leaves_those_with_most_votes_count_and_of_equals_none(against: dict[int, list[int]], counted: set[int]):
-    """Number 3 announces what 0 announced; `against`: who does not accept each of them."""
+    """Check equal indexes: number 3 announces those of 0; `against`: voters that reject each of them."""
     table = opened(4).contribute(range(3))
     table.submit(table.contribution(3, leaves=digest("leaves", 0, table.head.round)))
     refused = {voter: {of: pb.REASON_COPIED for of, voters in against.items() if voter in voters} for voter in range(4)}

@@ -1,4 +1,5 @@
-"""The run's owner appoints who signs its commits: chains prove it, files follow it, and it ends the halt after a fork."""
+"""Tests of the owner's appointments of the key that signs commits: chains prove them, files follow them, and they end the
+halt after a fork."""
 
 import sqlite3
 import threading
@@ -35,14 +36,14 @@ def appointment(after: Head, term: int = 1, coordinator: str = NEW.peer, pen: Id
 
 
 def appointed(table: Table, envelope: pb.Envelope, pen: Identity = NEW) -> Table:
-    """The round machine of the new coordinator."""
+    """Return the round machine of the new coordinator."""
     state = round.start(table.run, terms.appoint(table.run, table.head, envelope), table.now)
     table.state, table.pen = state, pen
     return table
 
 
 def replaced(rounds: int = 2) -> Table:
-    """Three commits by the run's first coordinator, then some by another."""
+    """Return three commits by the run's first coordinator, then some by another."""
     table = Table(RUN).genesis().train(2)
     return appointed(table, appointment(table.head)).train(rounds)
 
@@ -64,7 +65,7 @@ async def nobody(round: int) -> Statement:
     raise AssertionError("nobody is asked")
 
 
-# A chain proves who may sign it.
+# A chain proves its authorized signers.
 
 
 def test_a_chain_proves_by_itself_who_signs_it():
@@ -84,7 +85,7 @@ def test_before_the_first_commit_too():
 
 
 def test_nobody_else_signs():
-    """Nor the one before: its commit would be of another term."""
+    """Check the previous coordinator, too: its commit would be of another term."""
     head = initial_head(COORDINATOR.peer)
     *before, first, _ = replaced().commits
     for commit in before:
@@ -191,7 +192,7 @@ def test_a_damaged_file_heals_with_its_appointment(tmp_path: Path):
 
 
 def test_what_is_given_up_is_given_up_at_once_or_not_at_all(tmp_path: Path):
-    """A kill in between left commits that no restart gave up."""
+    """Reproduce a fault: a kill in between left commits that no restart gave up."""
     table = Table(RUN).genesis().train(2)
     word = appointment(table.head)
     file = filed(tmp_path / "chain.db", table.train(2).commits)
@@ -212,7 +213,7 @@ def test_what_is_given_up_is_given_up_at_once_or_not_at_all(tmp_path: Path):
 
 
 def test_no_commit_is_taken_against_the_owners_newest_word(tmp_path: Path):
-    """Not from a coordinator that the owner replaced, and not by who is behind."""
+    """Check a coordinator that the owner replaced, and a peer that is behind."""
     table = Table(RUN).genesis().train(2)
     word = appointment(table.head)
     commits = table.train(2).commits
@@ -261,7 +262,7 @@ async def test_who_meets_a_follower_learns_that_the_owner_has_spoken(tmp_path: P
 
 
 async def test_a_commit_of_a_later_term_ends_a_node_that_did_not_know_of_it(tmp_path: Path):
-    """The same coordinator, appointed anew: the link does not change, and nodes just connect again."""
+    """Check the same coordinator, appointed again: the link does not change, and nodes just connect again."""
     table = Table(RUN).genesis().train(2)
     before = list(table.commits)
     again = appointed(table, appointment(table.head, 1, COORDINATOR.peer), COORDINATOR).train(1).commits[3]
@@ -283,7 +284,7 @@ async def test_a_fork_halts_until_the_owner_has_spoken(tmp_path: Path):
     with pytest.raises(RemoteError, match="appointed a coordinator since"):
         proof_of_fork(kept, 2, second.envelope)
     assert kept.length == 3
-    # Who followed the other chain begins again.
+    # A follower of the other chain starts again.
     with lost.database:
         lost.write(lost.head, second)
     lost.close()
@@ -420,7 +421,7 @@ def test_appoint_writes_what_makes_a_coordinator(
     astray = ChainFile(tmp_path / "astray.db", run)
     assert take_over(tmp_path / "[r].chain", astray), "its own folder held a chain that the owner did not name"
     assert (astray.length, astray.head.coordinator) == (2, NEW.peer)
-    # The next appointment is larger, though this folder never heard of the first.
+    # The next appointment is larger, although this folder never received the first.
     (tmp_path / "[r].chain").rename(tmp_path / "first.chain")
     monkeypatch.setattr("time.time", lambda: 5000.5)
     assert dilocox(monkeypatch, "owner", "appoint", identity(52).peer, tmp_path / "[r].toml", *home, "--round", 2) == 0
@@ -483,7 +484,7 @@ def test_inputs_are_written_all_or_none(tmp_path: Path):
 
 
 def test_a_chain_file_is_not_closed_while_inputs_are_written(tmp_path: Path):
-    """A coordinator ended with a segmentation fault."""
+    """Reproduce a fault: a coordinator ended with a segmentation fault."""
     file = filed(tmp_path / "chain.db", [])
     log, closing = InputLog(file), threading.Thread(target=file.close)
 

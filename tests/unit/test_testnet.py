@@ -1,4 +1,4 @@
-"""What `dilocox testnet` says of the swarm that it followed."""
+"""Tests of the report of `dilocox testnet` about its swarm."""
 
 import io
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ def test_one_model_is_one_root_for_each_round(told: list[dict[str, str]], fault:
 
 @dataclass
 class Daemon:
-    """Answers as it will: each look takes the next; the last stands."""
+    """Daemon with given answers: each request takes the next; the last one repeats."""
 
     name: str
     answers: dict[str, list[Any]]
@@ -103,7 +103,8 @@ def status(name: str, roots: dict[str, str]) -> dict[str, Any]:
 
 
 def swarm(*roots: list[dict[str, str]]) -> Swarm:
-    """Of two counted rounds: seen by and by, the closing commit last. `roots`: what each node tells at each look."""
+    """Return a swarm of two counted rounds: observed one by one, the closing commit last. `roots`: the answers of each
+    node at each request."""
     rows = [row(0), row(1), row(2), row(3, closing=True)]
     rounds = [None, rows[:1], rows[:2], rows[:3], rows[:3], rows]
     coordinator = Daemon("coordinator", {"/v1/rounds": rounds, "/v1/status": [{"round": 1, "why": "nobody is late"}]})

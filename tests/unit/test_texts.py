@@ -1,4 +1,4 @@
-"""The benches' text lies where the operator's data do."""
+"""Tests of the benches' text, which is in the folder of the operator's data."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from bench.texts import stdlib
 
 
 def test_the_standard_library_lies_in_the_home_that_is_ours_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A text that was made for another home was handed out here, and testnets found nothing in their own."""
+    """Reproduce a fault: a text made for another home was returned here, and testnets found nothing in their own."""
     elsewhere = stdlib()
     monkeypatch.setenv("DILOCOX_HOME", str(tmp_path))
     here = stdlib()

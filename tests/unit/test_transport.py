@@ -98,7 +98,7 @@ def test_sweeping_removes_what_is_named(tmp_path: Path):
     blobs = store(tmp_path, "a")
     kept, gone = blobs.put([b"kept"]), blobs.put([b"gone"])
     blobs.path(gone).with_suffix(".part").write_bytes(b"x")
-    for process in (1, os.getpid()):  # in a container an earlier life had the same number
+    for process in (1, os.getpid()):  # in a container an earlier process had the same number
         (blobs.folder / f".{process}-ab.tmp").write_bytes(b"x")
     blobs.sweep({gone})
     assert blobs.digests() == {kept}
@@ -106,7 +106,7 @@ def test_sweeping_removes_what_is_named(tmp_path: Path):
 
 
 def test_what_this_process_writes_is_not_left_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The blob and what lies beside it, while their store is swept for the first time."""
+    """Check the blob and its temporary file, while their store is swept for the first time."""
     swept, real = [], os.replace
 
     def replace(scratch: Path, path: Path) -> None:
@@ -205,14 +205,14 @@ async def test_another_certificate_is_not_trusted(tmp_path: Path):
 
 
 def serving(folder: Path, source: BlobStore, traffic: Traffic | None = None) -> Served:
-    """Whoever calls is a stranger, until the service is told who is a member."""
+    """Serve blobs; every caller is unknown until the service learns the members."""
     folder.mkdir(exist_ok=True)
     callers = CallerAuth(RUN_ID, tls.load_or_create(folder).certificate_der)
     return Served(folder, PeerService(source, callers, traffic))
 
 
 class Hostile(rpc.PeerServicer):
-    """Answers with whatever it is given."""
+    """Service that answers with given messages."""
 
     def __init__(self, replies: list[services.FetchReply]) -> None:
         self._replies = replies
@@ -270,7 +270,7 @@ async def test_lines_are_limited_and_counted_by_kind(tmp_path: Path, limited: st
     "spoil", [lambda der: b"", lambda der: b"junk", lambda der: der.replace(b"\x02\x01\x02", b"\x02\x01\x01", 1)]
 )
 async def test_bytes_that_are_almost_a_certificate_end_nobody(tmp_path: Path, spoil):
-    """A stranger's record with an X.509 version that does not exist ended every node that dialled it."""
+    """Reproduce a fault: an unknown peer's record with an invalid X.509 version ended every node that connected to it."""
     der = tls.load_or_create(tmp_path).certificate_der
     spoilt = spoil(der)
     assert spoilt != der
@@ -312,7 +312,7 @@ async def test_connections_are_bounded_and_leave_room_for_files(tmp_path: Path, 
 
 
 async def test_of_many_places_those_asked_longest_ago_are_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Each costs memory, and members say where they are as often as they like."""
+    """Check the limit: each costs memory, and members report their addresses as often as they like."""
     monkeypatch.setattr(limits, "CHANNELS", 2)
     certificate = tls.load_or_create(tmp_path).certificate_der
     places = [pb.PeerRecord(address=f"127.0.0.1:{number}", certificate=certificate) for number in range(1, 4)]
@@ -378,7 +378,7 @@ def test_one_daemon_per_folder(tmp_path: Path):
 
 
 def test_who_only_looks_keeps_no_daemon_from_its_folder(tmp_path: Path):
-    """A probe that looks for a daemon just when one starts must not be taken for one."""
+    """Check a probe just at a daemon's start: it must not be taken for a daemon."""
     DataDirectory(tmp_path).close()
     with subprocess.Popen([sys.executable, "-c", LOOKING, str(tmp_path)], stdout=subprocess.PIPE) as looking:
         assert looking.stdout is not None
@@ -436,7 +436,7 @@ def test_the_dht_process_has_no_torch_in_memory():
 def put(
     number: int, *, key: str = "", signer: int | None = None, seconds: float = 300.0, subkey: bytes = dht_child.PLAIN
 ) -> dht_child.DHTRecord:
-    """What somebody wants a node of the DHT to keep."""
+    """Return a record that a peer asks a node of the DHT to store."""
     signed = seal(helpers.identity(number if signer is None else signer), pb.KIND_PEER_RECORD, RUN_ID, pb.PeerRecord())
     at = dht_child.DHTID.generate(source=key or dht_child.key_of(RUN_ID, helpers.identity(number).peer)).to_bytes()
     value = dht_child.MSGPackSerializer.dumps(signed.envelope.SerializeToString())
@@ -467,7 +467,7 @@ def test_strangers_crowd_out_each_other_in_the_dht_and_no_member(monkeypatch: py
 
 
 async def test_the_dht_process_ends_when_libp2p_dies_while_joining(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """hivemind would wait for ever; the daemon above can start the process again only when it ends."""
+    """Check it: hivemind would wait for ever, and the daemon can restart the process only after its end."""
 
     async def killed_while_joining(p2p: Any, **_: object) -> None:
         dht_child.process_of(p2p).kill()
@@ -511,7 +511,7 @@ def test_cutting_the_pipe_ends_the_child_and_late_children_too(tmp_path: Path):
 
 
 def test_a_view_outlives_an_error_in_its_reader(tmp_path: Path):
-    """A parser that raises keeps the bytes referenced from its traceback; that must not become another error."""
+    """Check a parser that raises: its traceback references the bytes, which must not become another error."""
     import numpy as np
 
     blobs = store(tmp_path, "a")
@@ -527,7 +527,8 @@ def test_a_view_outlives_an_error_in_its_reader(tmp_path: Path):
 
 
 def test_grpc_knows_every_option_that_we_set():
-    """One that it does not know it ignores without a word; then idle lines, for one, are ended for their keepalive pings."""
+    """Check the options, because gRPC ignores an unknown one silently; then, for example, keepalive pings end idle
+    connections."""
     found = importlib.util.find_spec("grpc._cython.cygrpc")
     assert found is not None
     library = Path(found.origin or "").read_bytes()

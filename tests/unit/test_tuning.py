@@ -45,7 +45,7 @@ def test_every_row_tries_as_many_settings_in_the_run_that_it_is(scale: Scale, me
 @pytest.mark.parametrize(("name", "rates"), [("AllReduce", 1), ("AllReduce (Muon)", 2), ("DiLoCoX", 1), ("ours", 2)])
 def test_a_rate_at_an_edge_is_moved_on(scale: Scale, name: str, rates: int):
     def beyond(*tried: tuple[float, float, float]) -> tuple[float, float, float] | None:
-        """Of trials with these rates, inner and outer / (1 - momentum); the first is the best."""
+        """Return the next rates for trials with these rates, inner and outer / (1 - momentum); the first is the best."""
         made = [
             {
                 "training": {"learning_rate": inner, "muon_learning_rate": muon},

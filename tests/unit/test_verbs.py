@@ -1,4 +1,4 @@
-"""What a person can get wrong in front of a verb: one sentence, the right exit code, and no traceback."""
+"""Tests of mistakes before a verb's work: one sentence, the right exit code, and no traceback."""
 
 import json
 import os
@@ -151,7 +151,7 @@ WRONG = [
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With a run file that is right, a file, bytes that are no text, and a folder with something in it."""
+    """Return a folder with a valid run file, a file, bytes that are no text, and a folder that is not empty."""
     folder = tmp_path_factory.mktemp("verbs")
     made = CliRunner().invoke(cli.app, ["init", str(folder / "run.toml")], env={"DILOCOX_HOME": str(folder / "home")})
     assert made.exit_code == 0, made.output
@@ -208,7 +208,8 @@ def test_where_nothing_can_be_written_is_said_before_the_work(
 def test_a_name_that_others_would_refuse_is_refused_here(
     place: Path, words: str, name: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):
-    """A coordinator served under it, and nobody took its record; what is no UTF-8 was a traceback."""
+    """Reproduce a fault: a coordinator served under such a name, and no peer accepted its record. A name that is no UTF-8
+    was a traceback."""
     monkeypatch.chdir(place)
     code = dilocox(monkeypatch, *words.split(), "--name", name)
     told = capfd.readouterr()

@@ -1,4 +1,5 @@
-"""`dilocox verify` trusts no file: the run id is the hash of the manifest, and the manifest names who signs commits."""
+"""Tests that `dilocox verify` trusts no file: the run id is the hash of the manifest, and the manifest names the signer of
+commits."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,7 @@ Verify = Callable[..., tuple[int, str]]
 
 
 def write(home: Path, run: Manifest, table: Table) -> None:
-    """The chain of a table in a daemon's folder, whatever it is worth."""
+    """Write the chain of a table to a daemon's folder, valid or not."""
     folder = home / "runs" / run.run_id.hex()[:16]
     folder.mkdir(parents=True)
     kept = ChainFile(folder / "chain.db", run)
@@ -53,7 +54,7 @@ def test_a_chain_holds_for_its_run_by_id_link_and_file(tmp_path: Path, verify: V
 
 
 def test_an_invented_coordinator_signs_nothing_under_a_real_run_id(tmp_path: Path, verify: Verify):
-    """It was "5 commits hold", exit 0: the file named who signs its commits."""
+    """Reproduce a fault: the result was "5 commits hold", exit 0, because the file named the signer of its commits."""
     write(tmp_path, RUN, Table(RUN, pen=EVIL).genesis().train(3))
     code, said = verify(RUN.run_id.hex())
     assert code == 1

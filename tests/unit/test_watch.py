@@ -1,4 +1,4 @@
-"""`dilocox status --watch` shows what `status`, `rounds` and `peers` show."""
+"""Tests of `dilocox status --watch`, which shows the output of `status`, `rounds` and `peers`."""
 
 import io
 import re
@@ -64,7 +64,7 @@ def test_one_frame(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_the_screen_of_a_node():
-    """Where it stands, how it is heard, whether it counts, what that costs, and what to do."""
+    """Check its round, its connection, its contributions, their cost, and the advice."""
     me, run = identity(0).peer, views.run(manifest(rounds={"count": 400}))
     traffic = Traffic()
     traffic.bytes[("sent", "blob")] = 9_000_000

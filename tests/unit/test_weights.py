@@ -48,7 +48,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def made(folder: Path, family: str, changes: dict[str, Any], **saving: Any) -> Any:
-    """A model of transformers', with weights as no initialisation leaves them, saved in the folder."""
+    """Save a transformers model in the folder, with weights that differ from any initialisation."""
     torch.manual_seed(5)
     model = AutoModelForCausalLM.from_config(FAMILIES[family].config(**{**SHAPE, **changes}), dtype=torch.float32)
     with torch.no_grad():
@@ -66,7 +66,7 @@ def run_of(folder: Path, stages: int = 3, length: int = LENGTH) -> tuple[Manifes
 
 
 def chain_of(run: Manifest, store: BlobStore, root: bytes) -> Chain:
-    """Built of the blobs, as a worker does."""
+    """Build a chain of stages from the blobs, as a worker does."""
     digests = store.stage_digests(root)
     chain = build_chain(run.model, list(range(run.model.stages)), torch.device("cpu"))
     for stage, digest in zip(chain, digests, strict=True):
@@ -181,7 +181,7 @@ def test_what_says_nothing_of_the_mathematics_is_no_reason_to_refuse(tmp_path: P
 
 
 def test_an_old_config_says_the_same(tmp_path: Path):
-    """Before transformers 5: rope_theta beside rope_scaling, whose type is called `type`."""
+    """Check the format before transformers 5: rope_theta beside rope_scaling, whose type is called `type`."""
     made(tmp_path, "llama", {"rope_parameters": {**LLAMA3, "original_max_position_embeddings": 16, "rope_theta": 5e5}})
     fields, _ = read_model(tmp_path)
     path = tmp_path / "config.json"
@@ -255,7 +255,7 @@ def test_an_index_that_names_what_is_not_in_its_file_is_a_sentence(tmp_path: Pat
 
 @pytest.mark.parametrize("shards", [False, True])
 def test_a_head_that_is_not_the_tied_embedding_is_refused_and_one_that_is_imported(shards: bool, tmp_path: Path):
-    """Transformers 5 uses such a head and transformers 4 drops it: one folder, two models."""
+    """Check such a head: transformers 5 uses it and transformers 4 drops it, so one folder would be two models."""
     made(tmp_path, "llama", {"tie_word_embeddings": True})
     path = tmp_path / "model.safetensors"
     tensors = load_file(path)

@@ -1,4 +1,4 @@
-"""What people are told of an open round: its phase, and the sentence why it is still open."""
+"""Tests of the text about an open round: its phase, and the sentence why it is still open."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ from tests.helpers import Table, digest, identity, manifest
 
 
 def names(*numbers: int) -> str:
-    """As a sentence shows them: in the order of the full names."""
+    """Return the names as a sentence lists them: in the order of the full names."""
     return ", ".join(short(name) for name in sorted(identity(number).peer for number in numbers))
 
 
@@ -37,7 +37,7 @@ def claimed(*states: str, absent: tuple[int, ...] = ()) -> Table:
 
 
 def first_of(*numbers: int) -> str:
-    """Of a roster larger than a sentence names."""
+    """Return the first names of a roster larger than a sentence lists."""
     shown = sorted(identity(number).peer for number in numbers)[:3]
     return ", ".join(short(name) for name in shown)
 
@@ -59,7 +59,7 @@ def absent(table: Table, *numbers: int) -> Table:
 
 
 def sealing() -> Table:
-    """Everybody has contributed, and the ballot is not signed yet."""
+    """Return a table with all contributions, whose ballot is not signed yet."""
     table = three().contribute([0, 1])
     table.state, _ = round_machine.step(table.state, round_machine.Received(table.contribution(2)), table.moment)
     return table

@@ -101,7 +101,7 @@ def test_constructors_have_few_parameters():
 
 
 def test_records_do_nothing():
-    """A class that awaits, or that others call for its work, is none."""
+    """Check records: a class that awaits, or is called for its work, is none."""
     for name, each in classes():
         if name in RECORDS:
             assert is_dataclass(each), name
@@ -109,7 +109,8 @@ def test_records_do_nothing():
 
 
 def test_no_attribute_is_assigned_from_outside():
-    """An object gets in its constructor what it needs, and changes its own attributes."""
+    """Check that an object receives its dependencies in its constructor, and that only its own code changes its
+    attributes."""
     found, own = set[str](), own_attributes()
     for name, path in sources():
         if not name.startswith(LIBRARIES):
@@ -128,7 +129,7 @@ def test_no_callback_waits_for_its_value():
 
 
 def test_no_method_stores_a_callback():
-    """One that comes after the constructor is a callback that was assigned late, by another name."""
+    """Check methods: one that stores it after the constructor is a late callback by another name."""
     aliases = {
         target.id
         for _, path in sources()

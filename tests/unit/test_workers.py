@@ -1,4 +1,4 @@
-"""Generations of worker processes: whatever state a process is in, its generation ends when it should, and the next one starts."""
+"""Tests of groups of worker processes: in any state of a process, its group ends when it should, and the next one starts."""
 
 import asyncio
 import contextlib
@@ -66,8 +66,8 @@ def workers() -> list[psutil.Process]:
 
 @pytest.mark.parametrize("suspended", [False, True])
 async def test_a_generation_that_is_given_up_ends_even_where_a_worker_is_suspended(pool: WorkerPool, suspended: bool):
-    """A worker that was stopped, or hangs in the kernel, does not hear that its parent let go. The next ones fork from where these
-    did."""
+    """Check a worker that was stopped, or hangs in the kernel, and so does not notice its parent's release. The next
+    workers fork from the same process."""
     before, seen = servers(), list[psutil.Process]()
     for _ in range(2):
         generation = asyncio.create_task(pool.run_generation(LAUNCH))
@@ -101,7 +101,7 @@ async def test_where_they_fork_from_may_end_or_hang_and_the_next_generation_has_
     generation = asyncio.create_task(pool.run_generation(LAUNCH))
     await until(lambda: len(workers()) == 2)
     (server,), found = servers(), workers()
-    found[0].suspend()  # one of them hears of nothing
+    found[0].suspend()  # one of them receives nothing
     getattr(server, blow)()
     if blow == "suspend":
         pool.end_generation()
@@ -131,7 +131,7 @@ async def ended(generation: asyncio.Task[None]) -> None:
 
 
 async def trains_again(pool: WorkerPool) -> None:
-    """Perhaps at the second attempt, as the daemon makes them."""
+    """Check that it trains, perhaps at the second attempt, as in the daemon."""
     generation = asyncio.create_task(pool.run_generation(LAUNCH))
     async with asyncio.timeout(PATIENCE_SECONDS):
         while len(workers()) < 2:
@@ -172,7 +172,7 @@ async def test_what_cannot_be_started_leaves_nothing_of_what_was(pool: WorkerPoo
 
 
 async def test_a_worker_is_what_it_was_started_as(light: None, tmp_path: Path):
-    """Its own session, environment, output and descriptors; and how it ends is told."""
+    """Check its session, environment, output and descriptors, and the report of its end."""
     server = ForkServer(tmp_path / "log")
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):

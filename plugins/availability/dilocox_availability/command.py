@@ -35,7 +35,7 @@ def shares(
 
 
 async def _sample(join: str, home: Path | None, count: int) -> "list[Sample]":
-    """Return the probes. Raises ConfigError where the run has no availability."""
+    """Return the probes. Raises ConfigError if the run has no availability."""
     from dilocox.node.exchange.shards import find_shards
     from dilocox_availability.probes import Sampler
     from dilocox_availability.restoring import Restorer

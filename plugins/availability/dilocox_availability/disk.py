@@ -36,8 +36,8 @@ def shard_bytes(manifest: Manifest, clusters: int, stages: Sequence[int]) -> flo
 
 
 def rounds_shared(manifest: Manifest, clusters: int) -> int:
-    """Return for how many rounds a peer that hosts all stages has room for its shards of what so many clusters contribute, whatever
-    states it has shards of beside them. 0: for none, or it shares with no peer."""
+    """Return for how many rounds a peer with all stages has space for its shards of all contributions, whatever states it
+    has shards of beside them. 0: for none, or it shares with no peer."""
     settings, code = manifest.availability, _code(manifest, clusters)
     if settings is None or code is None:
         return 0
@@ -46,7 +46,7 @@ def rounds_shared(manifest: Manifest, clusters: int) -> int:
 
 
 def state_is_shared(manifest: Manifest, clusters: int) -> bool:
-    """Return whether there is room for a peer's shard of a state, whatever was counted beside it."""
+    """Return whether there is space for a peer's shard of a state, beside any counted blobs."""
     settings, code = manifest.availability, _code(manifest, clusters)
     states = sum(state_bytes(manifest.model, stage) for stage in range(manifest.model.stages))
     return bool(settings and code and code.share_size(states) <= settings.most_bytes - counted_room(settings.most_bytes))

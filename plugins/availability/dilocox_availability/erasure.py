@@ -19,7 +19,7 @@ ALGORITHM = "isa_l_rs_cauchy"
 
 
 def need_coder() -> None:
-    """Raise ConfigError where shards cannot be made here, whatever an earlier call found."""
+    """Raise ConfigError if shards cannot be made here, whatever an earlier call found."""
     _driver.__wrapped__(Code(2, 1))
 
 
@@ -57,7 +57,7 @@ def stripes(buffers: Iterable[bytes | memoryview], size: int, code: Code) -> Ite
 
 
 def restored(size: int, code: Code, shares: Mapping[int, BinaryIO]) -> Iterator[bytes]:
-    """Return the blob's bytes from the beginnings of `needed` shards, by index. Raises RemoteError where one is too short."""
+    """Return the blob's bytes from the beginnings of `needed` shards, by index. Raises RemoteError if one is too short."""
     chosen = dict(sorted(shares.items())[: code.needed])
     if len(chosen) < code.needed:
         raise RemoteError(pb.REASON_UNAVAILABLE, f"{len(chosen)} shards are here, and {code.needed} restore the blob")

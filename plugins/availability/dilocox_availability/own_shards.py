@@ -54,7 +54,7 @@ def lists_of(manifest: Manifest, commit: pb.Commit) -> list[Listing]:
 
 
 def leaves_in(manifest: Manifest, store: BlobStore, blob: bytes) -> list[pb.Leaf]:
-    """Return the entries of a payload index; none where it is not here, or damaged. Blocking."""
+    """Return the entries of a payload index; none if it is not here, or damaged. Blocking."""
     try:
         return read_leaves(manifest, store.read(blob, limits.LEAVES_BYTES))
     except (FileNotFoundError, RemoteError):
@@ -115,7 +115,7 @@ class Sharing:
     shares: ShareStore
     me: str
     oldest: Callable[[], int]
-    """Returns the first round whose blobs are stored whole: no shard can be made of older ones."""
+    """Function that returns the first round whose blobs are stored whole: no shard can be made of older ones."""
     _pending: dict[int, Pending] = field(default_factory=dict)
     """Work that is left, by round."""
     _roots: dict[int, bytes] = field(default_factory=dict)
@@ -142,7 +142,7 @@ class Sharing:
                 self.shares.remove(held.blob)
         made = [share for blob in keep & found.keys() if (share := self._make(*found[blob])) is not None]
         self.shares.add([share for share in made if self._is_named(share)])
-        done = (found.keys() - keep) | {share.blob for share in made}  # a shard without room now has none later
+        done = (found.keys() - keep) | {share.blob for share in made}  # a shard without space now has none later
         for pending in self._pending.values():
             pending.blobs = [ours for ours in pending.blobs if ours.named.blob not in done]
 
@@ -198,7 +198,7 @@ class Sharing:
         return found
 
     def _listed(self, pending: Pending, listing: Listing) -> list[tuple[Named, Sequence[bytes]]]:
-        """Return a list and the blobs that it names, with the siblings of each; nothing where the list is not here."""
+        """Return a list and the blobs that it names, with the siblings of each; nothing if the list is not here."""
         if listing.place is None:
             states = _states(self.store, listing.blob)
             return [(named, ()) for named in (listing.named, *states)] if states else []

@@ -1,6 +1,7 @@
 """Availability probes: requests for random shards of peers that should have them. A person sends them by `dilocox shares`.
 
-A node sends those for which the round draws it (protocol/checks/availability_rules.py), and its vote says what it found."""
+A node sends those for which the round draws it (protocol/checks/availability_rules.py), and its vote reports the results.
+"""
 
 import asyncio
 from collections.abc import Container, Iterable, Mapping
@@ -53,7 +54,8 @@ class Sampler:
     def __init__(
         self, manifest: Manifest, chain: ChainFile, store: BlobStore, applies: ApplyBuilder, restorer: Restorer, dice: Random
     ) -> None:
-        """`dice`: that no probed peer can foresee. Raises ConfigError where there is nothing to draw from yet."""
+        """Store the parts. `dice`: a source that no probed peer can foresee. Raises ConfigError if there is nothing to
+        draw from yet."""
         assert manifest.availability is not None, "the run shares"
         self._manifest, self._chain, self._store, self._applies = manifest, chain, store, applies
         self._restorer, self._dice = restorer, dice
@@ -65,7 +67,7 @@ class Sampler:
             raise ConfigError(f"{why}: there are no shards to ask for")
 
     async def draw(self) -> Sample:
-        """Draw a shard and request it. Raises ConfigError where the rosters of all rounds are too small for shards."""
+        """Draw a shard and request it. Raises ConfigError if the rosters of all rounds are too small for shards."""
         commit = self._dice.choice(self._commits)
         named = await self._blob_of(commit)
         due = self._restorer.holders.of(NamedBy(commit.body.round), named.blob, named.stage)
@@ -113,13 +115,14 @@ class Asker:
     """Prober of the clusters for which we are drawn. It asks again until they show the drawn shard, while the round is open."""
 
     def __init__(self, us: Us, restorer: Restorer, shares: ShareStore, dice: Random) -> None:
-        """`shares`: our own, by which we choose what to ask for; `dice`: that no other peer can foresee."""
+        """Store the parts. `shares`: our shards, which decide the requests; `dice`: a source that no other peer can
+        foresee."""
         self._us, self._restorer, self._shares, self._dice = us, restorer, shares, dice
         self._opened = b""
         """Head of the round in which the fields below are valid."""
         self._drawn: dict[str, services.Share | None] = {}
-        """Our own shard of the blob that each cluster is probed for, by cluster; None: there is none. It is drawn once a
-        round, or a cluster with few shards would show one in the end."""
+        """Our shard of the blob that each cluster is probed for, by cluster; None: there is none. It is drawn once a
+        round; otherwise a cluster with few shards would at last prove one."""
         self._shown: set[str] = set()
 
     async def run(self) -> None:
@@ -157,7 +160,7 @@ class Asker:
         return await self._shows(ours, due, root)
 
     def _draw(self, cluster: str, state: MemberState) -> services.Share | None:
-        """Draw a shard of ours once a round, and again where ours was deleted: the cluster may have deleted its own, too.
+        """Draw one of our shards once a round, and again if ours was deleted: the cluster may have deleted its own, too.
         Blocking."""
         before = self._drawn.get(cluster)
         if cluster not in self._drawn or (before is not None and before.blob not in self._shares):

@@ -67,8 +67,8 @@ class Holders:
         self._shared = lru_cache(SIZES_REMEMBERED)(self._most_shared)
 
     def _read(self, round: int) -> tuple[bytes, bytes, Mapping[str, Cluster], dict[str, int]]:
-        """Return digest and data root of a round's commit, the roster on which it was made, and the counted clusters with the
-        bytes of their payloads. Raises RemoteError where the chain does not have it."""
+        """Return digest and data root of a round's commit, the roster on which it was made, and the counted clusters with
+        the bytes of their payloads. Raises RemoteError if the chain does not have it."""
         commit, before = self._chain.commit(round), self._chain.commit(round - 1) if round else None
         if commit is None or before is None:
             raise RemoteError(pb.REASON_UNAVAILABLE, f"commit {round}, which says which peers store shards, is not here")
@@ -97,11 +97,11 @@ class Holders:
         return Due(peers, code_in(self._chain.manifest, roster, stage), b"" if by.state else root)
 
     def in_cluster(self, ours: services.Share, me: str, cluster: str) -> tuple[dict[str, frozenset[int]], bytes]:
-        """Return the indices of a cluster's own shards of a blob of which we store one, by host, and the root that proves
+        """Return the indices of a cluster's shards of a blob of which we store one, by host, and the root that proves
         them.
 
-        A host has several indices where our shard does not say of which stage the blob is. There are no hosts where the
-        cluster was not counted then, for it need not have had the blob, or where the chain names no such blob. Blocking.
+        A host has several indices if our shard does not name the blob's stage. There are no hosts if the chain names no
+        such blob. There are none either if the cluster was not counted then: it need not have had the blob. Blocking.
         Raises RemoteError.
         """
         commit, root, roster, counted = self._round(ours.round)
@@ -126,7 +126,7 @@ class Gathering:
     begun: set[bytes] = field(default_factory=set)
     """Digests of shards that are here, and of downloads that broke off, of which a part is here."""
     lie: bool = False
-    """True where they were put together, and made another blob."""
+    """True if the shards were put together, and made another blob."""
 
     @property
     def reach(self) -> int:
@@ -138,15 +138,15 @@ class Restorer:
     def __init__(
         self, scratch: Path, directory: Finder, channels: ChannelPool, chain: ChainFile, own: ShareStore | None = None
     ) -> None:
-        """`scratch`: our folder for shards until they are put together; `own`: the shards that we store."""
+        """Store the parts. `scratch`: our folder for shards until they are put together; `own`: the shards that we store."""
         self._scratch = BlobStore(scratch)
         self._scratch.sweep(self._scratch.digests() | self._scratch.partials())
         self._directory, self._channels, self._own = directory, channels, own
         self.holders = Holders(chain)
 
     async def ask(self, blob: bytes, peers: Iterable[str], largest: int = limits.BLOB_BYTES, root: bytes = b"") -> list[Answer]:
-        """Return the shards that these peers offer, of those that are reachable. All are asked at once. `root`: that proves
-        the shards, where it is known."""
+        """Return the shards that these peers offer, of those that are reachable. All are asked at once. `root`: the one
+        that proves the shards, if known."""
 
         async def one(peer: str) -> Answer | None:
             try:
@@ -159,7 +159,7 @@ class Restorer:
         return [answer for answer in found if answer is not None]
 
     async def _ask_one(self, peer: str, blob: bytes, largest: int, root: bytes) -> services.Share:
-        """Return a peer's shard. Raises RemoteError where it has none, or it proves nothing."""
+        """Return a peer's shard. Raises RemoteError if it has none, or it proves nothing."""
         call = rpc.PeerStub(await self._channel(peer)).GetShare(services.ShareRequest(blob=blob), timeout=ASK_SECONDS)
         try:
             share = await call
@@ -173,7 +173,7 @@ class Restorer:
         return record is not None and bool(record.address)
 
     async def _channel(self, peer: str) -> grpc.aio.Channel:
-        """Return a channel to a peer. Raises RemoteError where it is not reachable."""
+        """Return a channel to a peer. Raises RemoteError if it is not reachable."""
         record = await self._directory.find(peer)
         if record is None or not record.address:
             raise RemoteError(pb.REASON_UNAVAILABLE, "it is not reachable")
@@ -186,7 +186,7 @@ class Restorer:
             await fetch_chunk(await self._channel(answer.peer), answer.share.digest, size, chunk)
 
     async def fetch(self, blob: bytes, by: NamedBy, stage: int | None, store: BlobStore, max_size: int) -> int:
-        """Restore a blob into the store; return the bytes received. Raises RemoteError where too few shards are available."""
+        """Restore a blob into the store; return the bytes received. Raises RemoteError if too few shards are available."""
         groups: dict[tuple[bytes, int, Code], Gathering] = {}
         received = 0
         try:
@@ -230,8 +230,8 @@ class Restorer:
         return received, restored
 
     async def _gather(self, group: Gathering) -> int:
-        """Download as many shards as restore, where they are available; return the bytes received. A peer that did not send
-        what it offered is not asked again."""
+        """Gather as many shards as restore the blob, if they are available; return the bytes received. A peer that did not
+        send its offered shard is not asked again."""
         received = 0
         while group.offered and len(group.have) < group.code.needed:
             peer, share = group.offered.pop(0)

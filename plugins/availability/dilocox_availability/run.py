@@ -49,12 +49,12 @@ class RunShards:
     settings: Availability
 
     def root(self, roster: Mapping[str, Cluster], store: BlobStore, blob: bytes, stage: int | None) -> bytes:
-        """Return the root over a blob's shards; empty where that roster makes none. Blocking. Raises FileNotFoundError if the blob
-        is not in the store."""
+        """Return the root over a blob's shards; empty if that roster makes none. Blocking. Raises FileNotFoundError if the
+        blob is not in the store."""
         return share_root(self.manifest, roster, store, blob, stage)
 
     def findings(self) -> Iterator[Finding]:
-        """Return that shards can be made here, and whether peers have room for them where there are several clusters."""
+        """Yield that shards can be made here, and whether peers have space for them if there are several clusters."""
         yield Finding(Level.FINE, "availability", "the run keeps erasure shards, and they can be made here")
         if self.manifest.rounds.start_clusters > 1:
             yield self._room()

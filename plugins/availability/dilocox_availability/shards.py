@@ -176,7 +176,7 @@ def make_shares(
 
 def check_share(share: services.Share, blob: bytes, largest: int = limits.BLOB_BYTES, root: bytes = b"") -> Code:
     """Check a peer's shard of this blob, of at most `largest` bytes, and return its code. `root`: that the chain names for
-    it, if any. Raises RemoteError where it proves nothing."""
+    it, if any. Raises RemoteError if it proves nothing."""
     if share.blob != blob:
         raise RemoteError(pb.REASON_DIGEST_MISMATCH, "the shard is of another blob")
     if not 0 < share.needed < share.shares <= limits.SHARES or share.index >= share.shares:
@@ -232,8 +232,8 @@ def worth_keeping(shares: Iterable[Held], head: int, rounds: int, most: int) -> 
 
 
 def _keep_newest(keep: dict[bytes, int], groups: Iterable[Sequence[Held]], room: int) -> None:
-    """Add the groups that fit into the free bytes, up to the first that does not fit: a peer with more room stores at least
-    as many. `groups`: newest first, each whole or not at all; `keep`: sizes by blob."""
+    """Add the groups that fit into the free bytes, up to the first that does not fit: a peer with more space stores at
+    least as many. `groups`: newest first, each whole or not at all; `keep`: sizes by blob."""
     left = room - sum(keep.values())
     for group in groups:
         more = {share.blob: share.size for share in group if share.blob not in keep}
@@ -258,10 +258,11 @@ def most_shared(manifest: Manifest, roster: Mapping[str, Cluster], sizes: Iterab
 
 
 def kept_since(rounds: Iterable[tuple[int, int]], head: int, most: int) -> int:
-    """Return the first round since which every peer has room for its shards of counted blobs, whatever states it has beside
-    them.
+    """Return the first round since which every peer has space for its shards of counted blobs, whatever states it has
+    beside them.
 
-    `head`, the open round, means none. `rounds`: with `most_shared` of each, newest first; `most`: bytes that a peer may use.
+    `head`, the open round, means none. `rounds`: with `most_shared` of each, newest first; `most`: bytes that a peer
+    may use.
     """
     left, first = counted_room(most), head
     for round, size in rounds:

@@ -29,9 +29,9 @@ __all__ = ["ShareStore", "code_root", "make_share", "share_bytes", "share_root"]
 def make_share(
     store: BlobStore, blob: bytes, code: Code, index: int, into: BlobStore, way: Sequence[bytes] = ()
 ) -> services.Share:
-    """Make a shard of a blob that is here, put it into another store, and return it with its proof. `way`: from the root over
-    all shards to the named root. Blocking: reads the blob once, and makes all shards for the root. Raises
-    FileNotFoundError where the blob is not here."""
+    """Make a shard of a blob that is here, put it into another store, and return it with its proof. `way`: from the root
+    over all shards to the named root. Blocking: reads the blob once, and makes all shards for the root. Raises
+    FileNotFoundError if the blob is not here."""
     size, hashes = store.size(blob), _hashes(code)
     put = into.put((parts[index] for parts in _hashed(store, blob, size, code, hashes)), waits=False)
     share = make_shares(blob, size, code, [each.digest() for each in hashes], way)[index]
@@ -40,14 +40,14 @@ def make_share(
 
 
 def share_root(manifest: Manifest, roster: Mapping[str, Cluster], store: BlobStore, blob: bytes, stage: int | None) -> bytes:
-    """Return `code_root` with the code of this roster; empty where it makes no shards."""
+    """Return `code_root` with the code of this roster; empty if it makes no shards."""
     code = code_in(manifest, roster, stage)
     return b"" if code is None else code_root(store, blob, code)
 
 
 def code_root(store: BlobStore, blob: bytes, code: Code) -> bytes:
     """Return the root over the shards of a blob that is here. Blocking: makes all shards, and stores none. Raises
-    FileNotFoundError where the blob is not here."""
+    FileNotFoundError if the blob is not here."""
     size, hashes = store.size(blob), _hashes(code)
     for _ in _hashed(store, blob, size, code, hashes):
         pass
@@ -106,7 +106,7 @@ class ShareStore:
             return [share for share, _ in self._kept.values()]
 
     def get(self, blob: bytes) -> services.Share | None:
-        """Return the shard of a blob; None: it is not here, or it was damaged, and is made again where the blob is here."""
+        """Return the shard of a blob; None: it is not here, or it was damaged, and is made again if the blob is here."""
         while True:
             with self._lock:
                 found = self._kept.get(blob)
@@ -171,7 +171,7 @@ def share_bytes(share: services.Share) -> int:
 
 
 def _parse(raw: bytes) -> list[services.Share]:
-    """Return the proofs of a batch. Raises ValueError where this store did not write it."""
+    """Return the proofs of a batch. Raises ValueError if this store did not write it."""
     try:
         shares = list(services.Shares.FromString(raw).shares)
         for share in shares:

@@ -1,4 +1,4 @@
-"""Which shares a peer keeps where it has no room for all; who is asked for one has room for it."""
+"""Tests of the erasure shards that a peer stores if it has no space for all; a peer that must have one has space for it."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +14,7 @@ def test_the_newest_are_kept_where_not_all_fit():
 
 
 def test_a_state_without_room_takes_none_of_what_was_counted():
-    """Of a large model it is larger than all that a peer may keep."""
+    """Check a large model, whose state exceeds all that a peer may store."""
     held = [shares.Held(round, False, 10, b"%d" % round) for round in range(1, 9)]
 
     def kept(*states: int) -> set[bytes]:
@@ -28,7 +28,7 @@ def test_a_state_without_room_takes_none_of_what_was_counted():
 
 
 def test_an_older_one_that_would_fit_is_not_kept_where_a_newer_one_does_not():
-    """Or who has more room would keep fewer."""
+    """Check it, because otherwise a peer with more space would store fewer."""
     held = [shares.Held(round, False, 50 if round == 7 else 10, b"%d" % round) for round in range(1, 9)]
     assert shares.worth_keeping(held, 9, 8, 45) == {b"8"}
     assert shares.worth_keeping(held, 9, 8, 65) == {b"8", b"7"}
@@ -44,7 +44,7 @@ HELD = st.builds(shares.Held, st.integers(1, 9), st.booleans(), st.integers(1, 6
 
 @given(st.data(), st.lists(HELD, max_size=30, unique_by=lambda share: share.blob), st.integers(0, 300), st.integers(1, 9))
 def test_who_is_asked_has_room_for_it(data: st.DataObject, held: list[shares.Held], most: int, rounds: int):
-    """Whatever states it has beside it, of whatever stages it is; and nobody keeps more than it may, or a state in part."""
+    """Check it for any states of any stages; no peer stores more than it may, or part of a state."""
     counted = {number: [s for s in held if s.round == number and not s.state] for number in range(9, 9 - rounds, -1)}
     since = shares.kept_since(((n, sum(s.size for s in each)) for n, each in counted.items()), 10, most)
     here = data.draw(st.lists(st.sampled_from(held), unique_by=lambda share: share.blob)) if held else []

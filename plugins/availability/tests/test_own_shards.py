@@ -1,4 +1,4 @@
-"""Half of the roster goes, with its disks: what commits name is restored from the shares of the others."""
+"""Test of the loss of half of the roster with its disks: the committed blobs are restored from the shards of the rest."""
 
 import os
 import shutil
@@ -43,13 +43,13 @@ PEERS, ROUNDS = 6, 3
 
 @pytest.fixture(autouse=True)
 def _disk_that_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hundred small files a round; that they survive is the matter of test_share_store.py and test_files.py."""
+    """Skip the disk's syncs for a hundred small files a round; test_share_store.py and test_files.py check their survival."""
     monkeypatch.setattr(os, "fsync", lambda handle: None)
 
 
 @pytest.fixture(autouse=True)
 def _shares_are_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By `follow`."""
+    """Make shards at once in `follow`."""
     monkeypatch.setattr(probes, "SETTLED", 1)
 
 
@@ -64,7 +64,7 @@ class Sharer:
         return self.sharing.shares
 
     def follow(self, table: RealTable, number: int) -> None:
-        """A round as a node lives it: it has all that the commit counts, shares it, and lets go of what nobody builds on."""
+        """Follow a round as a node does: it has everything that the commit counts, shares it, and deletes unused blobs."""
         for digest in table.store.digests():
             if digest not in self.peer.store:
                 self.peer.store.put([table.store.read(digest)])
@@ -81,7 +81,7 @@ class Sharer:
 
 @asynccontextmanager
 async def sharing(folder: Path, count: int = 1, **settings: object) -> AsyncIterator[tuple[RealTable, list[Sharer]]]:
-    """Six clusters of a run that keeps shares, after some rounds."""
+    """Run six clusters of a run with erasure shards, after some rounds."""
     (folder / "table").mkdir()
     run = real_run(
         BlobStore(folder / "table" / "data"), model={"stages": 2}, rounds={"start_clusters": PEERS}, availability=settings
@@ -102,7 +102,7 @@ async def sharing(folder: Path, count: int = 1, **settings: object) -> AsyncIter
 
 
 def lose(folder: Path, sharers: list[Sharer]) -> None:
-    """They go, and their disks with them."""
+    """Remove sharers with their disks."""
     for sharer in sharers:
         del sharer.peer.everybody.records[identity(sharer.peer.number).peer]
         for name in ("blobs", "shares"):
@@ -113,7 +113,7 @@ async def test_half_of_the_roster_goes_with_its_disks_and_everything_is_restored
     async with sharing(tmp_path, ROUNDS) as (table, sharers):
         gone, left = sharers[: PEERS // 2], sharers[PEERS // 2 :]
         lose(tmp_path, gone)
-        for sharer in left:  # nor does anybody have a whole blob any more
+        for sharer in left:  # nor has any peer a whole blob any more
             sharer.peer.store.sweep(sharer.peer.store.digests())
         one = left[0].peer
         payloads = 0
@@ -149,7 +149,8 @@ async def test_with_one_more_gone_nothing_is_made_up(tmp_path: Path):
 
 
 def lies_about(size: int, blob: bytes, below: bytes) -> tuple[list[services.Share], list[bytes]]:
-    """Shares of something else, with their bytes: they are tried first, for of as many the smaller root is."""
+    """Return shards of another blob, with their bytes; they are tried first, because among equally many the smaller root
+    is."""
     code = Code(PEERS, PEERS // 2)
     for fill in range(256):
         parts = list(erasure.stripes([bytes([fill]) * size], size, code))
@@ -162,8 +163,8 @@ def lies_about(size: int, blob: bytes, below: bytes) -> tuple[list[services.Shar
 
 @pytest.mark.parametrize("state", [False, True])
 async def test_shares_under_a_lie_are_passed_over(tmp_path: Path, state: bool, monkeypatch: pytest.MonkeyPatch):
-    """Half of the roster agrees on shares that restore something else: of what a commit counted they prove nothing, of a state they
-    are put together, and are not it."""
+    """Check half of a roster that agrees on shards of another blob. For a counted blob they prove nothing; for a state
+    they are put together and rejected."""
     async with sharing(tmp_path) as (table, sharers):
         body = table.commits[1].body
         blob = body.state if state else taken(body)[0].contribution.leaves
@@ -188,7 +189,7 @@ async def test_shares_under_a_lie_are_passed_over(tmp_path: Path, state: bool, m
 
 
 async def test_what_came_of_a_share_that_broke_off_does_not_stay(tmp_path: Path):
-    """Who offers shares of a state may offer another one each time, send nearly all of it, and fill a disk so."""
+    """Check it: a peer could offer another shard of a state each time, send nearly all of it, and so fill a disk."""
     async with sharing(tmp_path) as (_, (one, liar, *_)):
         assert isinstance(one.peer.shards.restorer, Restorer)
         blob, raw = digest_of([b"a state that nobody has"]), bytes(limits.CHUNK_BYTES + 16)
@@ -235,7 +236,8 @@ async def test_a_round_that_is_done_is_not_read_again(tmp_path: Path, monkeypatc
 
 
 async def test_what_a_look_makes_is_one_batch_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A disk that is waited for six times a share does nothing else in a round of a thousand clusters."""
+    """Check the batch: six syncs for each shard would leave a disk no time for other work in a round of a thousand
+    clusters."""
     waited: list[int] = []
     async with sharing(tmp_path) as (table, sharers):
         one = sharers[0]
@@ -309,7 +311,7 @@ def sampler(sharer: Sharer, seed: int = 0) -> Sampler:
 
 
 async def test_samples_find_who_withholds(tmp_path: Path):
-    """One says that it keeps its shares and sends none, one has lost them, one is not there."""
+    """Check a peer that claims its shards and sends none, one that has lost them, and one that is absent."""
     async with sharing(tmp_path) as (_, sharers):
         auditor = sampler(sharers[0])
         drawn = [await auditor.draw() for _ in range(12)]
@@ -330,7 +332,7 @@ async def test_samples_find_who_withholds(tmp_path: Path):
 
 
 async def test_a_share_under_another_root_is_no_answer_though_nobody_else_answers(tmp_path: Path):
-    """It has a share, of something else, and a proof of that."""
+    """Check a peer with a shard of another blob, and a proof of that."""
     async with sharing(tmp_path) as (_, sharers):
         auditor, liar = sampler(sharers[0]), sharers[1]
         for sharer in sharers[2:]:
@@ -363,12 +365,12 @@ def test_what_was_sampled_is_told_with_its_chance(capsys: pytest.CaptureFixture[
     assert "15 of 16 answered" in capsys.readouterr().out
 
 
-# Who is drawn to ask
+# Drawn probes
 
 
 @dataclass
 class Drawn:
-    """A member that is drawn to ask, and what it is told."""
+    """Member that is drawn to probe, and the events that it reports."""
 
     state: MemberState
     told: list[Sampled] = field(default_factory=list)
@@ -378,7 +380,7 @@ class Drawn:
 
 
 def drawn_to_ask(table: RealTable, sharers: list[Sharer]) -> tuple[Drawn, Asker, Sharer, str]:
-    """Somebody who is to ask in the open round; whom it asks, and its name."""
+    """Return a member that must probe in the open round, with the probed peer, and its name."""
     [asked] = availability_rules.due(table.run, table.head)
     by_peer = {identity(sharer.peer.number).peer: sharer for sharer in sharers}
     me = sorted(asked.samplers)[0]
@@ -414,7 +416,7 @@ async def test_who_is_drawn_to_ask_hears_whether_the_shares_are_there(tmp_path: 
 
 
 async def test_who_passes_on_another_s_share_shows_none(tmp_path: Path):
-    """It keeps nothing, and asks others in turn: for proof and for chunks."""
+    """Check a peer without shards that requests proof and chunks from others in turn."""
     async with sharing(tmp_path, ROUNDS) as (table, sharers):
         us, asker, target, asked = drawn_to_ask(table, sharers)
         other = next(sharer for sharer in sharers if identity(sharer.peer.number).peer not in (us.state.me, asked))
@@ -466,7 +468,7 @@ async def test_who_lets_us_wait_keeps_nobody_else_from_being_asked(tmp_path: Pat
 
 
 async def test_nobody_is_asked_for_what_it_need_not_have_had(tmp_path: Path):
-    """It was not counted while the others were: it may have been away."""
+    """Check a peer that was not counted together with the others: it may have been absent."""
     async with sharing(tmp_path, 0) as (table, sharers):
         away = next(each.cluster for each in availability_rules.due(table.run, table.head))
         number = next(number for number in range(PEERS) if identity(number).peer == away)
@@ -487,7 +489,7 @@ async def test_nobody_is_asked_for_what_it_need_not_have_had(tmp_path: Path):
 
 
 async def test_what_a_chain_that_was_given_up_named_takes_nobody_s_room(tmp_path: Path):
-    """The owner's word cut it; it grew again, with other blobs under the same numbers."""
+    """Check a chain that the owner's appointment cut; it grew again, with other blobs under the same numbers."""
     async with sharing(tmp_path, ROUNDS) as (_, sharers):
         one = sharers[0]
         due, states = ({share.blob for share in one.kept.shares() if share.state is kind} for kind in (False, True))
@@ -548,7 +550,7 @@ async def test_the_chain_says_how_much_room_a_round_s_shares_take(tmp_path: Path
 
 
 def next_that_asks(table: RealTable, me: str, cluster: str, skip: int = 0) -> bytes:
-    """The digest of a head with which this one is to ask that one."""
+    """Return the digest of a head with which `me` must probe `cluster`."""
     for number in range(10_000):
         head = replace(table.head, digest=digest_of([number.to_bytes(4, "big")]))
         if cluster in availability_rules.duties(availability_rules.due(table.run, head), me):

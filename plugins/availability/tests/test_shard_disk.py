@@ -29,7 +29,8 @@ def written(run: Manifest, clusters: int) -> Written:
 
 
 def test_who_keeps_shares_writes_a_part_of_everybody_s_payload_and_of_states():
-    """Any four of eight restore: a quarter of four bytes of every payload, and of eight of a state every fourth round."""
+    """Check a code in which any four of eight restore: a quarter of four bytes of every payload, and of eight of a state
+    every fourth round."""
     kept = manifest(**WIDE, availability={"needed_share": 0.5})
     each, without = written(kept, 8), disk_model.written(RUN, 8)
     assert each.shards == pytest.approx(8 * WEIGHTS / 4 + 2 * WEIGHTS / 4 / 4, rel=0.02)
@@ -46,7 +47,7 @@ def test_no_more_shares_are_written_than_are_kept():
 
 
 def test_rounds_whose_shares_have_room_by_hand():
-    """Eight quarters of a payload each round, in half of the room, for at most as many rounds as the run says."""
+    """Check eight quarters of a payload each round, in half of the space, for at most the run's number of rounds."""
 
     def rounds(megabytes: int, clusters: int = 8) -> int:
         kept = manifest(**WIDE, availability={"needed_share": 0.5, "megabytes": megabytes, "rounds": 100})
@@ -58,7 +59,7 @@ def test_rounds_whose_shares_have_room_by_hand():
 
 
 def test_a_state_s_share_has_half_of_the_room():
-    """Of two clusters it is all of Θ and momentum, of four half of it."""
+    """Check two clusters, whose shard is all of Θ and momentum, and four clusters with half of it."""
     wide = {
         **WIDE,
         "model": {

@@ -1,4 +1,4 @@
-"""The shares that a peer keeps: what a crash leaves, what is damaged, what is served."""
+"""Tests of a peer's store of erasure shards: after a crash, with damage, and while serving."""
 
 import os
 import sys
@@ -22,7 +22,7 @@ CODE = Code(5, 2)
 
 
 def shared(folder: Path, blob: bytes, index: int = 3) -> tuple[ShareStore, bytes]:
-    """A store that keeps this share of it."""
+    """Return a store with this shard of the blob."""
     source, kept = BlobStore(folder / "blobs"), ShareStore(folder / "shares")
     of = source.put([blob])
     kept.add([make_share(source, of, CODE, index, kept.store)])
@@ -107,7 +107,7 @@ def test_shares_of_a_batch_whose_bytes_are_gone_are_forgotten_and_the_batch_with
 
 
 class Slowly(list[services.Share]):
-    """Others have a turn before each."""
+    """List that lets other threads run before each element."""
 
     def __iter__(self) -> Iterator[services.Share]:
         for share in super().__iter__():
@@ -116,7 +116,7 @@ class Slowly(list[services.Share]):
 
 
 def test_shares_are_looked_at_while_others_are_added(tmp_path: Path):
-    """The daemon ended with "dictionary changed size during iteration"."""
+    """Reproduce a fault: the daemon ended with "dictionary changed size during iteration"."""
     kept, interval = ShareStore(tmp_path), sys.getswitchinterval()
     batches = [Slowly(services.Share(blob=digest("blob", n, i), digest=digest(n, i)) for i in range(2000)) for n in range(2)]
     kept.add(batches[0])
@@ -127,7 +127,7 @@ def test_shares_are_looked_at_while_others_are_added(tmp_path: Path):
         while adding.is_alive():
             for _ in range(100):
                 kept.shares()
-            adding.join(1e-3)  # a lock goes to whoever is quick, and that is us
+            adding.join(1e-3)  # the fastest thread gets a lock, and that is this one
     finally:
         sys.setswitchinterval(interval)
         adding.join()
@@ -135,7 +135,7 @@ def test_shares_are_looked_at_while_others_are_added(tmp_path: Path):
 
 
 def test_a_share_that_came_while_the_one_before_was_found_damaged_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """And nobody waits for who hashes."""
+    """Check it; no caller waits for the hashing."""
     kept, blob = shared(tmp_path, os.urandom(1000), index=3)
     newer = make_share(BlobStore(tmp_path / "blobs"), blob, CODE, 4, kept.store)
     sound = kept.store.sound

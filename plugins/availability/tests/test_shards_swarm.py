@@ -89,7 +89,7 @@ def all_is_shared(swarm: Swarm, names: list[str]) -> bool:
 
 
 def newest_snapshot(last: int) -> int:
-    """Every second round begins with one."""
+    """Return the newest round that begins with a snapshot: every second one does."""
     return 1 + (last - 1) // 2 * 2
 
 
@@ -130,7 +130,8 @@ async def counted_blobs(link: str, home: Path, last: int) -> int:
 
 
 def test_half_of_the_roster_goes_with_its_disks_and_the_run_goes_on_from_shares(tmp_path: Path):
-    """Nor has anybody who is left a whole blob: payloads of all rounds, and the newest snapshot, come from shares alone."""
+    """Check a restart without any whole blob: payloads of all rounds, and the newest snapshot, are restored from erasure
+    shards alone."""
     changes = {
         "snapshot_every = 4": "snapshot_every = 2\n[availability]\nrounds = 100",
         "start_clusters = 3": "start_clusters = 4",

@@ -43,14 +43,14 @@ REQUEST_SECONDS = 1.0
 """Seconds to wait for an answer. An answer takes milliseconds, and about a second while etcd elects a leader. A third of a
 lease: the owner of a lease asks three members in that time."""
 BYTES_PER_SECOND = 1 << 20
-"""A slower line to a store would not carry the commits of a large run in time anyway."""
+"""Bytes a second: a slower link to a store would not carry the commits of a large run in time anyway."""
 ANSWER_BYTES = 16 << 20
 """Largest answer that is read: the gateway carries 4 MiB, which base64 makes a third longer."""
 ENDPOINTS = 16
 """Members that may be named: clusters of etcd have three to seven."""
 
 INVALID_ARGUMENT, NOT_FOUND, PERMISSION_DENIED, EXHAUSTED, FAILED, UNIMPLEMENTED, UNAUTHENTICATED = 3, 5, 7, 8, 9, 12, 16
-"""gRPC's codes, which the gateway passes on: these are final, others may be otherwise at another member, or later."""
+"""gRPC's codes, which the gateway passes on: these are final, all others may differ at another member, or later."""
 _FINAL = {
     INVALID_ARGUMENT: "etcd does not take it",
     PERMISSION_DENIED: "its user may not do that",
@@ -136,7 +136,7 @@ class Etcd:
     """Within a running loop. See store.Store."""
 
     def __init__(self, place: EtcdPlace) -> None:
-        """Raises ConfigError for files that cannot be used."""
+        """Read the credentials. Raises ConfigError for files that cannot be used."""
         self._endpoints, self._turn = place.endpoints, 0
         self._auth = _read_auth(place.files.auth) if place.files.auth is not None else None
         self._token = ""
@@ -181,7 +181,7 @@ class Etcd:
         await self._session.close()
 
     async def call(self, call: str, request: dict[str, Any]) -> Any:
-        """A call of the gateway, as its documents name it. Raises StoreError, StoreRefusedError."""
+        """Send a call of the gateway, by its documented name. Raises StoreError, StoreRefusedError."""
         if self._auth is not None and not self._token:
             self._token = await self._log_in(self._auth)
         try:
@@ -196,7 +196,7 @@ class Etcd:
         return _read(_Login, await self._post("auth/authenticate", {"name": auth[0], "password": auth[1]})).token
 
     async def _post(self, call: str, request: dict[str, Any]) -> Any:
-        """One request to one member; the next one is asked after a failure. Raises StoreError, StoreRefusedError."""
+        """Send one request to one member, and to the next one after a failure. Raises StoreError, StoreRefusedError."""
         endpoint, body = self._endpoints[self._turn % len(self._endpoints)], json.dumps(request).encode()
         headers = {"Content-Type": "application/json"} | ({"Authorization": self._token} if self._token else {})
         try:
@@ -221,7 +221,7 @@ class _TooMuchError(StoreError):
 
 
 class _TokenError(StoreError):
-    """It ran out, or its member started again."""
+    """Token that expired, or whose member started again."""
 
 
 class _Pair(BaseModel):
@@ -230,7 +230,7 @@ class _Pair(BaseModel):
 
     @property
     def item(self) -> Item:
-        """Return the pair with its key as text. Raises StoreError where the key is none."""
+        """Return the pair with its key as text. Raises StoreError if the key is no text."""
         try:
             return Item(self.key.decode(), self.value)
         except UnicodeDecodeError as error:
@@ -279,8 +279,8 @@ def _read(model: type[Answer], answer: dict[str, Any]) -> Answer:
 
 
 def open_answer(raw: bytes, endpoint: str, logged_in: bool) -> dict[str, Any]:
-    """Return an answer's fields. Raises ValueError where the bytes are no JSON object, StoreError or StoreRefusedError where etcd
-    reports a failure."""
+    """Return an answer's fields. Raises ValueError if the bytes are no JSON object, StoreError or StoreRefusedError if
+    etcd reports a failure."""
     try:
         answer = json.loads(raw)
     except RecursionError as error:
@@ -293,7 +293,7 @@ def open_answer(raw: bytes, endpoint: str, logged_in: bool) -> dict[str, Any]:
 
 
 async def read_at_most(stream: aiohttp.StreamReader, most: int) -> bytes:
-    """Return a whole body. Raises ValueError where it is larger."""
+    """Return a whole body. Raises ValueError if it is larger."""
     body = bytearray()
     async for chunk in stream.iter_any():
         body += chunk

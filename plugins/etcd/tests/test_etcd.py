@@ -60,7 +60,7 @@ def test_who_shared_a_store_does_not_go_on_alone_beside_the_others(tmp_path: Pat
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """etcd waits for the disk with each write."""
+    """Extend time limits: etcd waits for the disk at each write."""
     monkeypatch.setattr(etcd, "REQUEST_SECONDS", 60.0)
 
 
@@ -97,7 +97,7 @@ async def until_done(call: Callable[[], Awaitable[Done]]) -> Done:
 
 @asynccontextmanager
 async def answering(answer: Callable[[web.Request], Awaitable[web.Response]]) -> AsyncIterator[Etcd]:
-    """A store whose etcd gives these answers."""
+    """Run a store whose etcd gives these answers."""
     app = web.Application()
     app.router.add_post("/v3/{call:.*}", answer)
     runner = web.AppRunner(app)
@@ -229,7 +229,7 @@ async def test_a_user_and_a_password_come_by_file(tmp_path: Path):
 
 
 async def test_etcd_over_tls_with_a_certificate_of_ours(tmp_path: Path):
-    """One self-signed certificate, of both sides."""
+    """Use one self-signed certificate on both sides."""
     key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "etcd")])
     here = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
@@ -343,7 +343,7 @@ WHOLE = [b"", b"null", b"[]", b"{", b'"x"', b"NaN", b"[" * 100_000, b'{"kvs":' +
 
 
 def junk(random: Random) -> bytes:
-    """An answer that is no answer of etcd's."""
+    """Return an answer that etcd would never send."""
     if random.random() < 0.1:
         return random.choice(WHOLE)
     answer = {field: random.choice(JUNK) for field in random.sample(FIELDS, random.randint(0, 5))}

@@ -60,12 +60,12 @@ class Offices(Swarm):
         return found
 
     def goes_on(self) -> None:
-        """Two more rounds than there are."""
+        """Wait for two more rounds."""
         before = wait_for(self.open_round, "there are rounds")
         wait_for(lambda: self.open_round() >= before + 2, "two more rounds were closed")
 
     def chain(self, member: str) -> list[bytes]:
-        """Verified, from its folder."""
+        """Return the verified chain from its folder."""
         with ChainFile.for_reading(find_chains(self.testnet.member(member).home)[-1]) as chain:
             return [commit.digest for commit in chain.verify()]
 
@@ -94,7 +94,7 @@ def offices(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Offices]:
 
 
 def took_over(swarm: Offices, before: str) -> float:
-    """Seconds until the other one leads."""
+    """Return the seconds until the other one leads."""
     began = time.monotonic()
     wait_for(lambda: swarm.status(swarm.other(before)).get("role") == "coordinator", "the other took over")
     seconds = time.monotonic() - began

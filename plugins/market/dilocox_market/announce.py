@@ -1,4 +1,4 @@
-"""`dilocox market announce`: the run of this machine's coordinator looks for machines, until Ctrl-C."""
+"""Command `dilocox market announce`: the run of this machine's coordinator looks for machines, until Ctrl-C."""
 
 import asyncio
 import logging
@@ -33,8 +33,8 @@ def announce(
     ] = None,
     host: HostOption = "127.0.0.1",
 ) -> None:
-    """Announce until Ctrl-C that the run of this machine's coordinator looks for machines. Without --market this begins a market;
-    the log says its address."""
+    """Announce until Ctrl-C that the run of this machine's coordinator looks for machines. Without --market this begins a
+    market; the log has its address."""
     set_up_logging(verbose=False)
     check_addresses(market or ())
     folder = home or base_folder() / "coordinator"
@@ -47,7 +47,7 @@ def announce(
 
 
 def _identity(folder: Path, key: Path | None, link: JoinLink) -> Identity:
-    """Return the coordinator's identity. Raises ConfigError where its key is another's, or is not there."""
+    """Return the coordinator's identity. Raises ConfigError if its key is another's, or is missing."""
     path = key or folder / "identity.key"
     if not path.is_file():
         raise ConfigError(f"{path} is not here: name the key of the run's coordinator with --key, such as RUN.key")

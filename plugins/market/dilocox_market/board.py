@@ -74,7 +74,8 @@ class Board:
         return [pb.Envelope.FromString(base64.b64decode(line)) for line in lines]
 
     async def listed(self, kind: pb.Kind) -> list[Statement]:
-        """Those that count now, of each signer the one that expires last. Raises LocalError while our node is not up."""
+        """Return the listings that count now, of each signer the one that expires last. Raises LocalError while our node
+        is not up."""
         found: dict[str, Statement] = {}
         for text in (await self._dht.ask({"list": kind}))["listings"]:
             with suppress(RemoteError):
@@ -89,9 +90,10 @@ class Board:
 async def opened(
     identity: Identity, bootstrap: Sequence[str], host: str | None = None, port: int = 0, home: Path | None = None
 ) -> AsyncIterator[Board]:
-    """`identity`: our node's; `bootstrap`: multiaddrs of some who are there. `host`: by which others reach this machine: our node
-    keeps their listings, too, while this is open; None: it only asks, and listens to this machine alone. `home`: where the identity
-    lies, if anywhere: its libp2p form lies nowhere else, whatever ends us."""
+    """Open a board with a node of the DHT. `identity`: our node's; `bootstrap`: multiaddrs of present peers. `host`:
+    address of this machine for other peers; then our node stores their listings, too. Without it the node only asks,
+    and listens to this machine alone. `home`: folder of the identity, if any: only there its libp2p form is written, so
+    no crash leaves it elsewhere."""
     at, keeps = port or choose_port(), host is not None
     listen = f"/ip4/{'0.0.0.0' if keeps else '127.0.0.1'}/tcp/{at}"
     with ExitStack() as stack:

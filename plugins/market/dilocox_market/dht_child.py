@@ -39,13 +39,14 @@ LINE_PROTOCOL = "dilocox/market/line/1"
 MEASURE_SECONDS = 60.0
 """Seconds for one peer to measure bandwidth: 256 KiB both ways at 64 kbit/s."""
 LINES_AN_HOUR = 12
-"""Lines that we measure for others, of 21 MiB at most; each peer once."""
+"""Measurements for others in an hour, of 21 MiB at most; each peer once."""
 ASKED = 8
-"""Peers, at most, that we ask to measure our line."""
+"""Most peers that we ask to measure our bandwidth."""
 
 
 class ListingValidator(RecordValidatorBase):
-    """Stores nothing but jobs and offers that count, each under its signer's key and name, and so many of each kind."""
+    """Validator that stores only valid jobs and offers, each under its signer's key and name, and a limited number of each
+    kind."""
 
     def __init__(self) -> None:
         self._kept: dict[int, dict[str, tuple[float, int]]] = {kind: {} for kind in listings.KINDS}
@@ -78,7 +79,7 @@ class ListingValidator(RecordValidatorBase):
 
 
 class LineMeter:
-    """Measures the lines of others who ask for it, one at a time, and not for ever."""
+    """Meter of the bandwidth of peers that ask for it, one at a time, and within a limit."""
 
     def __init__(self, identity: Identity) -> None:
         self._identity = identity
@@ -87,7 +88,7 @@ class LineMeter:
         """Time of the last measurement by peer, by the monotonic clock."""
 
     async def serve(self, peer: str, reader: StreamReader, writer: StreamWriter) -> None:
-        """Measure a peer's line. A peer that asks too often, or while another is measured, gets no answer."""
+        """Measure a peer's bandwidth. A peer that asks too often, or while another is measured, gets no answer."""
         try:
             if self._takes(peer):
                 self._busy = True
@@ -117,7 +118,7 @@ class Listings:
     """The jobs and offers of the market."""
 
     def __init__(self, run_id: bytes) -> None:
-        """`run_id`: that of the market, which is no run's."""
+        """Store the id. `run_id`: that of the market, which is no run's."""
         self.validator = ListingValidator()
 
     async def serve(self, p2p: P2P, identity: Identity) -> None:
@@ -150,7 +151,7 @@ async def _listings(node: DHTNode, kind: int) -> list[bytes]:
 
 
 async def _lines(here: Here) -> list[bytes]:
-    """Return what some peers measure of our line, one after the other: together they would measure less."""
+    """Return some peers' measurements of our bandwidth, one after the other: together they would measure less."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(0 if here.begins else MEET_SECONDS):
             while not here.others:
@@ -164,7 +165,7 @@ async def _lines(here: Here) -> list[bytes]:
 
 
 async def _line(p2p: P2P, peer: PeerID) -> bytes:
-    """Return what this peer measures of our line, signed by it."""
+    """Return this peer's measurement of our bandwidth, signed by it."""
     async with asyncio.timeout(MEASURE_SECONDS):
         _, reader, writer = await p2p.call_binary_stream_handler(peer, LINE_PROTOCOL)
         with contextlib.closing(writer):

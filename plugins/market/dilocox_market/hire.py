@@ -1,4 +1,4 @@
-"""`dilocox market hire RUN.toml [PEER]…`: the machines that may be had for a run, and who of them is admitted to it."""
+"""`dilocox market hire RUN.toml [PEER]…`: the available machines for a run, and the admission of chosen ones to it."""
 
 import asyncio
 import re
@@ -49,7 +49,7 @@ class Offered:
     attested: str
     """Kind of its evidence, if valid."""
     lacks: str
-    """Why the run has no use for the machine; empty: it has."""
+    """Reason why the run cannot use the machine; empty: it can."""
 
 
 def hire(
@@ -87,7 +87,7 @@ async def _offers(market: Sequence[str], manifest: Manifest, patience: float) ->
 
 
 def _looked_at(listing: Statement[pb.Offer], manifest: Manifest) -> Offered:
-    """Blocking: verifies evidence."""
+    """Verify an offer's evidence and bandwidth. Blocking."""
     body = listing.body
     machine = Devices(body.devices, body.cuda, body.device_bytes, body.host_bytes)
     return Offered(listing.peer, body, lines_of(listing, time.time()), attested(listing), _lacking(manifest, machine))
@@ -111,7 +111,7 @@ def attested(listing: Statement[pb.Offer]) -> str:
 
 
 def _lacking(manifest: Manifest, machine: Devices) -> str:
-    """Why a machine cannot be a cluster of the run by itself."""
+    """Return why a machine alone cannot be a cluster of the run; empty if it can."""
     try:
         tiling = tile([machine.devices], manifest.model.stages, manifest.training.microbatches, manifest.training.schedule)
     except ConfigError as error:
@@ -175,8 +175,8 @@ def _admit(run_file: Path, text: str, peers: Sequence[str]) -> None:
 
 
 def with_allowed(text: str, peers: Iterable[str]) -> str:
-    """A run file, of a manifest, with these on its allow-list, too. Raises ConfigError where one is no peer id, or where the
-    file is written so that a person has to do it."""
+    """Return a run file with these peers added to the manifest's allow-list. Raises ConfigError for an invalid peer id, or
+    for a file that only a person can edit."""
     for peer in peers:
         try:
             key_of_peer(peer)

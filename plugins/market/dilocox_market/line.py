@@ -34,7 +34,7 @@ UPLOAD, DOWNLOAD, END = b"U", b"D", b"E"
 
 
 async def measure(reader: StreamReader, writer: StreamWriter) -> tuple[int, int]:
-    """Upload and download of who is at the other end, in bits a second. Raises RemoteError where it sends something else,
+    """Measure the other end's upload and download, in bits a second. Raises RemoteError if it breaks the protocol,
     IncompleteReadError, OSError."""
 
     async def upload(size: int) -> None:
@@ -65,7 +65,7 @@ async def answer(writer: StreamWriter, data: bytes) -> None:
 
 
 async def measured(reader: StreamReader, writer: StreamWriter) -> bytes:
-    """Be measured by who is at the other end; his answer. Raises RemoteError where he wants more than is to be had,
+    """Let the other end measure this peer; return its answer. Raises RemoteError if it requests more than allowed,
     IncompleteReadError, OSError."""
     for _ in range(TRANSFERS):
         order, size, seed = _ORDER.unpack(await reader.readexactly(_ORDER.size))
@@ -89,7 +89,7 @@ async def measured(reader: StreamReader, writer: StreamWriter) -> bytes:
 
 
 async def _rate(transfer: Callable[[int], Awaitable[None]]) -> int:
-    """Bits a second."""
+    """Return the bits a second."""
     size = FEWEST
     while True:
         began = time.monotonic()

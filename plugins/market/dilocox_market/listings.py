@@ -1,8 +1,8 @@
 """Listings of the market: runs that look for machines, and machines for hire, as signed statements in a separate DHT.
 
-    key      dilocox/market/KIND/BUCKET, so many buckets for each kind
+    key      dilocox/market/KIND/BUCKET, a fixed number of buckets for each kind
     subkey   the signer's peer id: each has one job, and one offer; the one that expires last counts
-    signed   for MARKET in place of a run's id: nothing that a run signed means anything here, nor the other way round
+    signed   for MARKET in place of a run's id: no signature of a run is valid here, nor the reverse
 
 Peers that store listings for others apply these checks, and store a limited number of each kind: the first to arrive
 stay until they expire.
@@ -38,7 +38,7 @@ __all__ = [
 
 MARKET = sha256(b"dilocox-market-v1")
 LINE_SECONDS = 24 * 3600
-"""A measurement of a line counts for so long."""
+"""Seconds for which a measurement of bandwidth counts."""
 LISTING_SECONDS = 2 * 3600
 """Longest life of a job or an offer: the listing of an absent peer expires with it."""
 LISTINGS = 512
@@ -64,7 +64,7 @@ def place_of(listing: Statement) -> str:
 
 
 def open_listing(raw: bytes, now: float, kinds: tuple[int, ...] = KINDS) -> Statement:
-    """A job or an offer that counts at `now`, Unix seconds. Raises RemoteError where it does not."""
+    """Return a job or an offer that counts at `now`, Unix seconds. Raises RemoteError if it does not."""
     listing = open_envelope(raw, MARKET, kinds)
     expires = listing.body.expires_at
     if not now < expires <= now + LISTING_SECONDS:
@@ -75,7 +75,8 @@ def open_listing(raw: bytes, now: float, kinds: tuple[int, ...] = KINDS) -> Stat
 
 
 def manifest_of(job: pb.Job, signer: str) -> Manifest:
-    """The run's, as its owner signed it. Raises RemoteError where it is not that of the link, or names another coordinator."""
+    """Return the run's manifest, as its owner signed it. Raises RemoteError if it is not that of the link, or names
+    another coordinator."""
     link = JoinLink.parse(job.link)
     manifest = open_manifest(job.manifest, link.run_id)
     appointment = terms.open_appointment(manifest, job.appointment) if job.HasField("appointment") else None
@@ -107,7 +108,7 @@ def lines_of(offer: Statement[pb.Offer], now: float) -> list[Statement[pb.Line]]
 
 
 def middle_line(lines: Sequence[Statement[pb.Line]]) -> tuple[int, int]:
-    """Upload and download in bits a second: the lower median of each. There is one line at least."""
+    """Return upload and download in bits a second: the lower median of each. `lines` has at least one element."""
     rates = [sorted(getattr(line.body, name) for line in lines) for name in ("upload_bits", "download_bits")]
     middle = (len(lines) - 1) // 2
     return rates[0][middle], rates[1][middle]

@@ -1,4 +1,4 @@
-"""`dilocox market offer`: this machine may be had, until Ctrl-C."""
+"""Command `dilocox market offer`: this machine is for hire, until Ctrl-C."""
 
 import asyncio
 import logging
@@ -52,7 +52,7 @@ UP_SECONDS = 1.0
 """Seconds between two checks for our node while it starts."""
 
 Made = Callable[[int, Sequence[pb.Envelope]], pb.Offer]
-"""An offer until that Unix second, with what others measured of its line."""
+"""An offer until that Unix second, with the bandwidth that others measured."""
 
 
 def offer(
@@ -83,7 +83,7 @@ def offer(
     attest: Annotated[bool, typer.Option("--attest", help="With evidence of this machine's hardware.")] = False,
     simulated_measurement: Annotated[Path | None, typer.Option(help="As of `dilocox node` (testnets).")] = None,
 ) -> None:
-    """Offer this machine until Ctrl-C, and say when a run asks for it by name."""
+    """Offer this machine until Ctrl-C, and report when a run asks for it by name."""
     set_up_logging(verbose=False)
     folder = home or base_folder() / "node"
     identity, machine = load_identity(folder / "identity.key"), this_machine(devices)
@@ -114,7 +114,7 @@ def offer(
 
 
 def prover(identity: Identity, simulated: Path | None) -> Callable[[bytes], pb.BoundEvidence]:
-    """Raises LocalError where there is nothing to attest with."""
+    """Return a function that makes evidence. Raises LocalError if this machine cannot attest."""
     kinds = tuple(kind for kind in kind_names() if kind != SIMULATED or simulated is not None)
     try:
         kind, attester = choose_attester(kinds, "", simulated, None)
@@ -181,6 +181,6 @@ async def _say_invitations(board: "Board", me: str) -> None:
 
 
 def invitations(jobs: Iterable[Statement[pb.Job]], me: str) -> set[str]:
-    """Links of the runs that ask for a peer by name."""
+    """Return the links of the runs that ask for a peer by name."""
     admissions = ((job.body.link, manifest_of(job.body, job.peer).admission) for job in jobs)
     return {link for link, admission in admissions if admission.policy == "allow-list" and me in admission.allow}

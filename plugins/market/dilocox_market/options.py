@@ -39,7 +39,7 @@ ADDRESS = re.compile(r"/(ip4|ip6|dns|dns4|dns6)/[^/]+/tcp/\d+/p2p/\w+")
 
 
 def check_addresses(market: Sequence[str]) -> None:
-    """Raises ConfigError."""
+    """Check the addresses. Raises ConfigError."""
     if wrong := [text for text in market if not ADDRESS.fullmatch(text)]:
         raise ConfigError(f"--market {wrong[0]}: write a libp2p address, such as /ip4/192.0.2.7/tcp/7410/p2p/12D3Koo…")
 

@@ -43,7 +43,7 @@ class Seat:
 
     @property
     def why(self) -> str:
-        """Why it does not fit; empty: it does."""
+        """Return why it does not fit; empty: it does."""
         wrong = [finding for finding in self.findings if finding.level is Level.WRONG]
         return printable(f"{wrong[0].about}: {wrong[0].says}") if wrong else ""
 

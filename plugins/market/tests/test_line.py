@@ -1,4 +1,4 @@
-"""A line, measured by who is at its other end: what it gives, and what a hostile end gets out of it."""
+"""Tests of the measurement of bandwidth: its result, and the gain of a hostile end."""
 
 import asyncio
 import contextlib
@@ -79,7 +79,7 @@ async def test_more_is_sent_until_it_takes_long_enough_or_is_enough(
 
 
 async def cheat_upload(reader: StreamReader, writer: StreamWriter) -> None:
-    """It sends before it knows what."""
+    """Send before the request names the bytes."""
     writer.write(bytes(line.FEWEST))
     await reader.read()
 

@@ -1,4 +1,5 @@
-"""Jobs and offers: what counts, who may say it, what hostile entries come to; the DHT itself is in test_market_swarm.py."""
+"""Tests of jobs and offers: the valid ones, their signers, and the effect of hostile entries; test_market_swarm.py tests
+the DHT itself."""
 
 import asyncio
 import errno
@@ -236,7 +237,7 @@ async def test_an_identity_that_is_offered_lies_nowhere_but_in_its_home(tmp_path
 
 
 def test_evidence_that_cannot_be_had_for_a_while_ends_no_offer(tmp_path: Path):
-    """It ended with a traceback at the first time that the hardware did not answer."""
+    """Reproduce a fault: it ended with a traceback the first time that the hardware did not answer."""
     from dilocox_market.offer import prover
 
     (tmp_path / "measurement").write_text("ab" * 48)
@@ -271,7 +272,7 @@ async def test_what_cannot_be_said_is_told_once_and_tried_again(
 
 
 async def test_what_ends_an_offer_is_said_as_it_is(tmp_path: Path):
-    """It was a group of one error, and so a traceback."""
+    """Reproduce a fault: a group of one error was a traceback."""
     from dilocox_market.offer import offered
 
     def made(end: int, lines: Sequence[pb.Envelope]) -> pb.Offer:

@@ -1,5 +1,5 @@
-"""The market, of real daemons and a real DHT: a run is announced, found by who knows nothing of it, and joined; a machine is
-offered, and found."""
+"""Tests of the market with real daemons and a real DHT. A run is announced, found without prior knowledge, and joined; a
+machine is offered, and found."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
 
 @pytest.fixture(scope="module")
 def market(swarm: Swarm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Address of a market in which the swarm's run is announced."""
+    """Return the address of a market in which the swarm's run is announced."""
     folder = swarm.testnet.folder
     words = ["--home", swarm.testnet.coordinator.home, "--key", folder / "run.key", "--market-port", 0]
     log = tmp_path_factory.mktemp("announce") / "log"

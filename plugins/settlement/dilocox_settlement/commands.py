@@ -48,7 +48,7 @@ class Ran:
     commits: list[Statement[pb.Commit]]
 
     def contract(self, url: str, bound: bool = True) -> "Contract":
-        """Raises LocalError where it is bound to another run, or to one while it should not be yet."""
+        """Return the contract. Raises LocalError if it is bound to another run, or to any run before it should be."""
         from dilocox_settlement.contract import Contract
         from dilocox_settlement.rpc import HttpRpc
 
@@ -90,7 +90,7 @@ def act_on(contract: "Contract", key: Path, send: bool, says: str, name: str, *a
 
 
 def act(rpc: "Rpc", signer: "LocalAccount", send: bool, says: str, prepared: "Prepared") -> dict[str, Any] | None:
-    """Say it, and with `send` do it: its receipt."""
+    """Print the transaction, and with `send` send it; return its receipt."""
     from dilocox_settlement import contract as contracts
 
     gas, cost = prepared.transaction["gas"], prepared.largest_cost / ETHER
@@ -118,7 +118,7 @@ def _patience(digest: str) -> Callable[[], None]:
 
 @app.command()
 def account(key: KeyOption) -> None:
-    """Print the account of a key; the key is made where there is no such file."""
+    """Print the account of a key; make the key if the file does not exist."""
     from dilocox_settlement.keys import make_key, read_key
 
     made = read_key(key) if key.exists() else make_key(key)
@@ -147,7 +147,7 @@ def claim(
     join: ReadOption = None,
     send: SendOption = False,
 ) -> None:
-    """Have an account paid what its merit is worth, less what it was paid before. Any key may ask, and pays the gas."""
+    """Pay an account its merit's worth, less earlier payments. Any key may ask, and pays the gas."""
     from dilocox_settlement.due import claim_of
     from dilocox_settlement.keys import read_key
 
@@ -180,7 +180,8 @@ def stake(
     join: ReadOption = None,
     send: SendOption = False,
 ) -> None:
-    """Stake on the run's contract: without the least stake nothing is paid, and who signs two things for one slot loses it."""
+    """Stake on the run's contract: accounts without the least stake are not paid, and an account that signs two statements
+    for one slot loses it."""
     if (amount > 0) + leave + withdraw != 1:
         raise ConfigError("say one of: AMOUNT, --leave, --withdraw")
     contract = read_run(home, join).contract(rpc)

@@ -11,7 +11,7 @@ ARTIFACT = Path(__file__).with_name("settlement.json")
 
 
 def compiled() -> dict[str, Any]:
-    """ABI and bytecode. Raises ImportError where no compiler is installed."""
+    """Return ABI and bytecode. Raises ImportError if no compiler is installed."""
     from vyper import compile_code
 
     found = compile_code(SOURCE.read_text(), output_formats=["abi", "bytecode"])

@@ -23,7 +23,7 @@ SPARE_GAS = 5
 
 @cache
 def artifact() -> dict[str, Any]:
-    """ABI and bytecode, as `python -m dilocox_settlement.compile` wrote them."""
+    """Return ABI and bytecode, as `python -m dilocox_settlement.compile` wrote them."""
     return json.loads(files("dilocox_settlement").joinpath("settlement.json").read_text())
 
 
@@ -47,7 +47,7 @@ class Prepared:
 
     @property
     def largest_cost(self) -> int:
-        """Wei of gas, beside what it sends."""
+        """Return the wei of gas, beside the amount that it sends."""
         return self.transaction["gas"] * self.transaction["gasPrice"]
 
 
@@ -68,11 +68,12 @@ class Contract:
         return found[0] if len(found) == 1 else found
 
     def current(self) -> Root:
-        """The root that claims are proved against."""
+        """Return the root that claims are proved against."""
         return Root(*self.read("current"))
 
     def prepare(self, sender: str, name: str, *arguments: Any, value: int = 0) -> Prepared:
-        """Raises LocalError: with the contract's reason where it would refuse, and where this is another chain."""
+        """Prepare a transaction. Raises LocalError: with the contract's reason if it would reject it, and for another
+        chain."""
         return prepare(self.rpc, self.chain_id, sender, call_data(name, *arguments), value, to=self.address)
 
     def pending(self) -> Root:
@@ -81,12 +82,13 @@ class Contract:
 
 
 def send(rpc: Rpc, key: LocalAccount, prepared: Prepared) -> str:
-    """Its hash, once the node took it."""
+    """Send a transaction; return its hash when the node accepted it."""
     return rpc("eth_sendRawTransaction", ["0x" + key.sign_transaction(prepared.transaction).raw_transaction.hex()])
 
 
 def receipt(rpc: Rpc, digest: str, wait: Callable[[], None]) -> dict[str, Any]:
-    """Once it is in a block; `wait`: called between two looks; ends them by raising. Raises LocalError where it failed."""
+    """Return the receipt when it is in a block. `wait`: called between two checks; it raises to end them. Raises
+    LocalError for a failed transaction."""
     while (found := rpc("eth_getTransactionReceipt", [digest])) is None:
         wait()
     if not int(found["status"], 16):

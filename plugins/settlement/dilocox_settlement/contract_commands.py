@@ -60,7 +60,7 @@ def deploy(
 
 @app.command()
 def bind(rpc: RpcOption, key: KeyOption, home: HomeOption = None, join: ReadOption = None, send: SendOption = False) -> None:
-    """Say to the contract, once, which run it settles: its sponsor does."""
+    """Bind the contract, once, to the run that it settles; only its sponsor may."""
     ran = read_run(home, join)
     says = f"bind it to the run {ran.manifest.run_id.hex()}"
     act_on(ran.contract(rpc, bound=False), key, send, says, "bind", ran.manifest.run_id)
@@ -68,7 +68,7 @@ def bind(rpc: RpcOption, key: KeyOption, home: HomeOption = None, join: ReadOpti
 
 @app.command()
 def veto(rpc: RpcOption, key: KeyOption, home: HomeOption = None, join: ReadOption = None, send: SendOption = False) -> None:
-    """Strike the root that was posted last, where it is not this chain's: the arbiter does, within the window."""
+    """Veto the last posted root, if it is not this chain's; only the arbiter may, within the window."""
     ran = read_run(home, join)
     contract = ran.contract(rpc)
     root = contract.pending()
@@ -89,7 +89,7 @@ def _of_chain(root: "Root", commits: list[Statement[pb.Commit]]) -> bool:
 
 @app.command()
 def slash(rpc: RpcOption, key: KeyOption, home: HomeOption = None, join: ReadOption = None, send: SendOption = False) -> None:
-    """Burn the stakes of those who, as the chain proves, signed two things for one slot: the arbiter does."""
+    """Burn the stakes of clusters that, as the chain proves, signed two statements for one slot; only the arbiter may."""
     from dilocox_settlement.due import equivocations
 
     ran = read_run(home, join)
@@ -115,7 +115,7 @@ def fund(
     join: ReadOption = None,
     send: SendOption = False,
 ) -> None:
-    """Add to the pool that the run pays from. Anybody may; what is left at its end is the sponsor's."""
+    """Add to the pool that the run pays from. Any account may; the rest at its end is the sponsor's."""
     act_on(read_run(home, join).contract(rpc), key, send, f"add {amount:,} wei to the pool", "fund", value=amount)
 
 

@@ -35,9 +35,9 @@ class Evidence(NamedTuple):
     """Two statements of one signer for one slot, in a commit."""
 
     cluster: bytes
-    """Its lead's key."""
+    """Key of its lead host."""
     account: bytes
-    """That it named when it signed them; empty: none."""
+    """Account that it named when it signed them; empty: none."""
     round: int
     digest: bytes
     """SHA-256 over the digests of both, in order: argument of `slash`."""
@@ -55,7 +55,7 @@ def posted(commit: Statement[pb.Commit]) -> Posted:
 
 
 def claim_of(commit: pb.Commit, account: bytes) -> Claim:
-    """Raises KeyError where the account has earned nothing by then."""
+    """Return the claim. Raises KeyError if the account has earned nothing by then."""
     merits = merits_of(commit)
     return Claim("0x" + account.hex(), merits[account], merit.proof(merits, account))
 

@@ -14,7 +14,7 @@ __all__ = ["make_key", "read_key"]
 
 
 def make_key(path: Path) -> LocalAccount:
-    """A new one, readable by this user alone. Raises FileExistsError: no key is ever overwritten."""
+    """Make a new key, readable by this user alone. Raises FileExistsError: no key is ever overwritten."""
     key = secrets.token_bytes(32)
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(handle, "w") as file:
@@ -25,7 +25,7 @@ def make_key(path: Path) -> LocalAccount:
 
 
 def read_key(path: Path) -> LocalAccount:
-    """Raises ConfigError, also where others may read it; OSError."""
+    """Read a key. Raises ConfigError, also if others may read it; OSError."""
     if path.stat().st_mode & 0o077:
         raise ConfigError(f"{path} can be read by others than this user: chmod 600 it, and think whether they did")
     text = path.read_text(errors="replace").strip()

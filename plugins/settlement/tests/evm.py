@@ -83,7 +83,7 @@ class EvmRpc:
 
 @contextmanager
 def served(rpc: EvmRpc) -> Iterator[str]:
-    """The URL at which this EVM answers as a node of a chain does: JSON-RPC over HTTP, one request at a time."""
+    """Yield the URL at which this EVM answers as a node of a chain does: JSON-RPC over HTTP, one request at a time."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -124,6 +124,6 @@ def deploy(rpc: EvmRpc, sponsor: LocalAccount, *arguments: Any, value: int) -> C
 
 
 def act(contract: Contract, key: LocalAccount, name: str, *arguments: Any, value: int = 0) -> int:
-    """Gas that it took. Raises LocalError where the contract refuses."""
+    """Call the contract; return the gas. Raises LocalError if the contract rejects it."""
     digest = send(contract.rpc, key, contract.prepare(key.address, name, *arguments, value=value))
     return int(receipt(contract.rpc, digest, at_once)["gasUsed"], 16)

@@ -28,7 +28,7 @@ PRICE = ETHER // 1000
 
 
 class Settling:
-    """A contract, who may do what, and a run that names it."""
+    """Contract with its roles, and a run that names it."""
 
     def __init__(self, rounds: int = 20) -> None:
         self.rpc = EvmRpc()
@@ -95,7 +95,7 @@ def test_twenty_rounds_settle_and_everybody_claims_exactly_its_merit_and_the_equ
         table.submit(table.report(number))  # the closing round records the state
     assert table.head.finished
     assert merits_of(table.verify()) == merits_of(table.head)
-    assert 0 < run.merit(2) < run.merit(0)  # not of that round, and less for a while: its standing went
+    assert 0 < run.merit(2) < run.merit(0)  # not of that round, and less for a while: its reputation fell
     run.settle()
     rpc.travel(WINDOW)
     for number in (0, 1):

@@ -134,7 +134,7 @@ def test_a_proof_of_one_run_pays_nothing_in_another():
 
 
 def test_claiming_often_makes_nothing_of_what_is_rounded():
-    """A third of a wei for each merit; four accounts, three roots, each claimed or not."""
+    """Check a third of a wei for each merit; four accounts, three roots, each claimed or not."""
     run = Settling()
     terms = (run.coordinator.address, run.arbiter.address, 333_333, WINDOW, DELAY, 1, run.rpc.now + 10**6)
     contract = deploy(run.rpc, run.sponsor, *terms, value=10_000)

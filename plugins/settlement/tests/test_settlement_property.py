@@ -1,4 +1,4 @@
-"""The money of a settlement: whatever is done in whatever order, the contract does what a few lines of arithmetic say."""
+"""Test of the money of a settlement: for any actions in any order, the contract agrees with a few lines of arithmetic."""
 
 from dataclasses import dataclass, field
 from functools import cache

@@ -40,7 +40,7 @@ class Desk:
         return str(path)
 
     def write(self, table: Table | None = None) -> None:
-        """The chain as it is now."""
+        """Write the current chain."""
         table = table or self.settling.table
         folder = self.folder / "runs" / table.run.run_id.hex()[:16]
         folder.mkdir(parents=True, exist_ok=True)

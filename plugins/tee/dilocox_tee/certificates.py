@@ -16,7 +16,7 @@ __all__ = ["check_chain", "common_name", "expiry", "fingerprint", "load_certific
 
 
 def load_certificates(blobs: Iterable[bytes]) -> list[x509.Certificate]:
-    """PEM (one or many) or DER. Raises AttestationError."""
+    """Load certificates from PEM (one or many) or DER. Raises AttestationError."""
     certificates: list[x509.Certificate] = []
     for blob in blobs:
         certificates += _load(blob)
@@ -39,7 +39,7 @@ def _load(blob: bytes) -> list[x509.Certificate]:
 
 
 def fingerprint(certificate: x509.Certificate) -> str:
-    """Hexadecimal SHA-256 of the DER form."""
+    """Return the hexadecimal SHA-256 of the DER form."""
     return sha256(certificate.public_bytes(Encoding.DER)).hex()
 
 
@@ -49,8 +49,8 @@ def common_name(name: x509.Name) -> str:
 
 
 def check_chain(chain: Sequence[x509.Certificate], roots: Iterable[str], now: int) -> None:
-    """`chain`: leaf first, root last. Raises AttestationError unless every certificate is valid at `now` and signed by the next
-    one, and the last one's SHA-256 is among `roots` (hexadecimal) and it signed itself."""
+    """Check a chain: leaf first, root last. Raises AttestationError unless every certificate is valid at `now` and signed
+    by the next one. The last one must be self-signed, with its SHA-256 among `roots` (hexadecimal)."""
     moment = datetime.fromtimestamp(now, UTC)
     for subject, issuer in zip(chain, [*chain[1:], chain[-1]], strict=True):
         name = common_name(subject.subject)
@@ -72,7 +72,7 @@ def check_chain(chain: Sequence[x509.Certificate], roots: Iterable[str], now: in
 
 
 def _may_sign(certificate: x509.Certificate) -> bool:
-    """Basic constraints, where a certificate has them, must say CA."""
+    """Return whether the basic constraints, if any, say CA."""
     try:
         return certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     except x509.ExtensionNotFound:
@@ -82,5 +82,5 @@ def _may_sign(certificate: x509.Certificate) -> bool:
 
 
 def expiry(chain: Iterable[x509.Certificate]) -> int:
-    """Unix seconds of the earliest end of validity."""
+    """Return the earliest end of validity, in Unix seconds."""
     return min(int(certificate.not_valid_after_utc.timestamp()) for certificate in chain)

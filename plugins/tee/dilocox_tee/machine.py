@@ -1,6 +1,6 @@
 """Evidence of this machine: the CPU's through Linux's TSM reports, the GPUs' through NVML.
 
-Each function raises AttestationError with Code.UNAVAILABLE where the machine has no such hardware.
+Each function raises AttestationError with Code.UNAVAILABLE if the machine has no such hardware.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ def unavailable(reason: str) -> AttestationError:
 
 
 def tsm_provider(root: Path = TSM) -> str | None:
-    """The CPU kind of this guest; None where it is no confidential guest."""
+    """Return the CPU kind of this guest; None if it is no confidential guest."""
     try:
         entry = Path(mkdtemp(prefix="dilocox-", dir=root))
     except OSError:
@@ -43,7 +43,7 @@ def _remove(entry: Path) -> None:
 
 
 def tsm_evidence(report_data: bytes, kind: str, root: Path = TSM, collateral: Path | None = None) -> Evidence:
-    """A fresh report with this report data. `collateral`: the file TDX verifiers need, kept fresh by the operator."""
+    """Return a fresh report with this report data. `collateral`: the file TDX verifiers need, updated by the operator."""
     try:
         entry = Path(mkdtemp(prefix="dilocox-", dir=root))
     except OSError as error:
@@ -67,7 +67,7 @@ def tsm_evidence(report_data: bytes, kind: str, root: Path = TSM, collateral: Pa
 
 
 def certificate_table(raw: bytes) -> tuple[bytes, ...]:
-    """DER certificates of AMD's table: entries of GUID (16), offset (4), length (4) until a zero GUID."""
+    """Return the DER certificates of AMD's table: entries of GUID (16), offset (4), length (4) until a zero GUID."""
     found = []
     for start in range(0, len(raw) - 24, 24):
         entry = raw[start : start + 24]
@@ -103,7 +103,7 @@ class _Chain(ctypes.Structure):
 
 
 def gpu_evidence(nonce: bytes) -> tuple[Evidence, ...]:
-    """One report per GPU in confidential mode."""
+    """Return one report per GPU in confidential mode."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError as error:

@@ -53,7 +53,8 @@ class _Cursor:
 
 @deny_unexpected
 def verify(evidence: Evidence, now: int, nonce: bytes | None = None, root: str = ROOT) -> GpuClaims:
-    """Raises AttestationError. `nonce`: what the request must carry, 32 bytes; None: whatever it is, the claims name it."""
+    """Verify evidence. Raises AttestationError. `nonce`: the request's expected one, 32 bytes; None: any, and the claims
+    name it."""
     if evidence.kind != NVIDIA:
         raise AttestationError(Code.KIND, f"{evidence.kind} is not GPU evidence")
     cursor = _Cursor(evidence.blob)
@@ -93,7 +94,7 @@ def verify(evidence: Evidence, now: int, nonce: bytes | None = None, root: str =
 
 
 def _measurements(record: bytes, blocks: int) -> dict[int, str]:
-    """Index -> hexadecimal digest, of DMTF measurement blocks."""
+    """Return index -> hexadecimal digest, of DMTF measurement blocks."""
     cursor, found = _Cursor(record), {}
     for _ in range(blocks):
         index, specification = cursor.number(1), cursor.number(1)
@@ -109,7 +110,7 @@ def _measurements(record: bytes, blocks: int) -> dict[int, str]:
 
 
 def _opaque(raw: bytes) -> dict[int, bytes]:
-    """NVIDIA's fields: id -> value."""
+    """Return NVIDIA's fields: id -> value."""
     cursor, found = _Cursor(raw), {}
     while cursor.at < len(raw):
         field = cursor.number(2)
@@ -118,7 +119,7 @@ def _opaque(raw: bytes) -> dict[int, bytes]:
 
 
 def _ordered(certificates: Sequence[x509.Certificate]) -> list[x509.Certificate]:
-    """Leaf first: each certificate's issuer follows it."""
+    """Return the certificates, leaf first: each certificate's issuer follows it."""
     by_subject = {certificate.subject: certificate for certificate in certificates}
     issuers = {certificate.issuer for certificate in certificates if certificate.issuer != certificate.subject}
     leaves = [certificate for certificate in certificates if certificate.subject not in issuers]
@@ -167,7 +168,8 @@ def _printable(raw: bytes) -> str:
 
 
 def _vbios(raw: bytes) -> str:
-    """`96.00.5E.00.01`: four bytes little endian, then the OEM's number in the last byte of the second four."""
+    """Return the VBIOS version, as `96.00.5E.00.01`: four bytes little endian, then the OEM's number in the last byte of
+    the second four."""
     if len(raw) != struct.calcsize("<II"):
         return raw.hex()
     version, oem = struct.unpack("<II", raw)

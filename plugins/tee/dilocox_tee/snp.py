@@ -22,7 +22,7 @@ KIND = SEV_SNP
 REPORT_BYTES = 1184
 SIGNED = slice(0, 0x2A0)
 VERSIONS = (3, 5)
-"""Reports that name the CPU; version 2 does not: the claims say so, and a run admits it only by choice."""
+"""Versions of reports that name the CPU; version 2 does not: the claims report this, and a run admits it only by choice."""
 ECDSA_P384_SHA384 = 1
 COORDINATE = 72
 """Bytes of a signature's R and S, little endian; P-384 uses 48."""
@@ -88,7 +88,7 @@ class Report:
 
 
 def parse(raw: bytes) -> Report:
-    """Raises AttestationError for anything but a report with all reserved bits zero."""
+    """Parse a report. Raises AttestationError for anything but a report with all reserved bits zero."""
     if len(raw) != REPORT_BYTES:
         raise AttestationError(Code.MALFORMED, f"{len(raw)} bytes; an SEV-SNP report has {REPORT_BYTES}")
     version, _, policy = struct.unpack_from("<IIQ", raw)
@@ -125,7 +125,7 @@ def parse(raw: bytes) -> Report:
 
 @deny_unexpected
 def verify(evidence: Evidence, now: int, roots: Mapping[str, str] | None = None) -> Claims:
-    """Raises AttestationError. `roots`: product -> SHA-256 of another ARK than AMD's, for tests."""
+    """Verify evidence. Raises AttestationError. `roots`: product -> SHA-256 of another ARK than AMD's, for tests."""
     report = parse(evidence.blob)
     chain = _order(load_certificates(evidence.certs), report)
     pinned = roots or {name: product.root for name, product in PRODUCTS.items()}
@@ -157,7 +157,7 @@ def verify(evidence: Evidence, now: int, roots: Mapping[str, str] | None = None)
 
 
 def _order(certificates: Sequence[x509.Certificate], report: Report) -> list[x509.Certificate]:
-    """Leaf, intermediate, root."""
+    """Return leaf, intermediate, root."""
     roots = [c for c in certificates if c.subject == c.issuer]
     leaves = [c for c in certificates if isinstance(c.public_key(), ec.EllipticCurvePublicKey)]
     between = [c for c in certificates if c not in roots and c not in leaves]
@@ -172,7 +172,7 @@ def _order(certificates: Sequence[x509.Certificate], report: Report) -> list[x50
 
 
 def _product(chain: Sequence[x509.Certificate], roots: Mapping[str, str]) -> str:
-    """The product that certificate names agree on."""
+    """Return the product that certificate names agree on."""
     mark = fingerprint(chain[-1])
     name = next(name for name, root in roots.items() if root == mark)
     kind = "SEV-VLEK-" if common_name(chain[0].subject) == "SEV-VLEK" else "SEV-"
@@ -212,8 +212,8 @@ def _check_tcb(report: Report, product: Product, certificate: x509.Certificate) 
 
 
 def _check_chip(report: Report, product: Product, certificate: x509.Certificate) -> None:
-    """Raises AttestationError unless the chip is the certificate's. A VLEK belongs to a cloud. A host that masks the chip's id
-    (MASK_CHIP_ID) reports zeros: the VCEK that signed is of one chip all the same."""
+    """Check that the chip is the certificate's. Raises AttestationError. A VLEK belongs to a cloud. A host that masks the
+    chip's id (MASK_CHIP_ID) reports zeros, although the signing VCEK belongs to one chip."""
     if report.signing_key == VLEK:
         if not _extension(certificate, _CSP_OID):
             raise AttestationError(Code.NAMES, "a VLEK certificate without its cloud's name")
@@ -229,7 +229,7 @@ def _check_chip(report: Report, product: Product, certificate: x509.Certificate)
 
 
 def _extension(certificate: x509.Certificate, oid: str) -> bytes:
-    """The raw value; empty when there is none."""
+    """Return the raw value; empty if there is none."""
     try:
         found = certificate.extensions.get_extension_for_oid(x509.ObjectIdentifier(oid)).value
     except (x509.ExtensionNotFound, ValueError):
@@ -238,14 +238,14 @@ def _extension(certificate: x509.Certificate, oid: str) -> bytes:
 
 
 def _integer(der: bytes) -> int:
-    """A small DER INTEGER; -1 when it is not one."""
+    """Return a small DER INTEGER; -1 if it is not one."""
     if len(der) < 3 or der[0] != 2 or der[1] != len(der) - 2:
         return -1
     return int.from_bytes(der[2:], "big", signed=True)
 
 
 def _text(der: bytes) -> str:
-    """A short DER IA5String; empty when it is not one."""
+    """Return a short DER IA5String; empty if it is not one."""
     if len(der) < 2 or der[0] != 0x16 or der[1] != len(der) - 2:
         return ""
     return der[2:].decode("ascii", errors="replace")

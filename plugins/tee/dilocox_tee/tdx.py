@@ -45,7 +45,8 @@ _MESSAGES = {
 
 @deny_unexpected
 def verify(evidence: Evidence, now: int, statuses: Sequence[str] = ("UpToDate",), root: bytes | None = None) -> Claims:
-    """Raises AttestationError. `statuses`: TCB statuses that pass; `root`: another root (DER) than Intel's, for tests."""
+    """Verify evidence. Raises AttestationError. `statuses`: TCB statuses that pass; `root`: another root (DER) than
+    Intel's, for tests."""
     try:
         collateral = dcap_qvl.QuoteCollateralV3.from_json(evidence.collateral.decode())
     except Exception as error:
@@ -107,7 +108,7 @@ def _claims(verified: dict[str, Any]) -> Claims:
 
 
 def registers(blob: bytes) -> tuple[str, ...]:
-    """MRTD and RTMRs of a quote, not verified: for the operator who writes a policy. Raises AttestationError."""
+    """Return MRTD and RTMRs of a quote, not verified: for the operator who writes a policy. Raises AttestationError."""
     try:
         report = dcap_qvl.Quote.parse(blob).report
         return tuple(getattr(report, register).hex() for register in REGISTERS)
@@ -116,7 +117,7 @@ def registers(blob: bytes) -> tuple[str, ...]:
 
 
 def _innermost(report: dict[str, Any]) -> dict[str, Any]:
-    """TD 1.5 reports wrap the 1.0 body."""
+    """Return the 1.0 body: TD 1.5 reports wrap it."""
     while "base" in report:
         report = report["base"]
     return report

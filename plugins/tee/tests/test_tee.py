@@ -56,7 +56,7 @@ def gpu_sample(name: str) -> Evidence:
 
 
 def outcome(case: str, now: int) -> str:
-    """The line that expected.json has for a case."""
+    """Return the line that expected.json has for a case."""
     kind, _, name = case.partition("/")
     try:
         if kind == "tdx":
@@ -203,7 +203,7 @@ def test_intel_fields_come_from_the_verified_quote():
 
 
 def test_trailing_bytes_of_a_quote_change_no_claim():
-    """Quotes are malleable: this is why nothing remembers a quote's hash."""
+    """Check malleable quotes: for this reason no code remembers a quote's hash."""
     intel = Intel()
     good = intel.evidence()
     longer = replace(good, blob=good.blob + b"more")

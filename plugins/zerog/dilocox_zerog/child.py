@@ -15,7 +15,7 @@ from dilocox_zerog.merkle import segment_root
 __all__ = ["main"]
 
 UPLOAD = {"tags": b"\x00", "finalityRequired": True, "taskSize": 10, "expectedReplica": 1, "skipTx": True, "fee": 0}
-"""`skipTx`: what is stored already is not paid for again."""
+"""Options of an upload. `skipTx`: an object that is stored already is not paid for again."""
 
 
 def _segment_root(segment: bytes, empty_chunks_padded: int = 0) -> str:
@@ -52,7 +52,7 @@ def main() -> None:
     task = json.load(sys.stdin)
     try:
         said = {"put": put, "get": get}[task["do"]](task)
-    except Exception as error:  # whatever a library of others raises
+    except Exception as error:  # any exception of a foreign library
         said = {"error": f"{type(error).__name__}: {error}"}
     print(json.dumps(said), file=answer)
 

@@ -46,7 +46,7 @@ RecordOption = Annotated[Path, typer.Option("--record", metavar="FILE", help="Wh
 
 
 def _need_sdk() -> None:
-    """Raises ConfigError where 0G's SDK is not installed."""
+    """Check the SDK. Raises ConfigError if 0G's SDK is not installed."""
     if any(find_spec(name) is None for name in ("Crypto", "web3", "core")):
         raise ConfigError("0G's SDK is not installed here: pip install ./plugins/zerog")
 
@@ -94,8 +94,8 @@ def store(
 def _store(
     network: "Network", storage: "Storage", names: list[str], stored: "Stored", paying: tuple[str, Path] | None
 ) -> "Stored":
-    """One volume more. `paying`: node of the chain, and key; None: it is only packed. Raises LocalError where an object went while
-    it was read, RemoteError."""
+    """Store one more volume. `paying`: node of the chain, and key; None: it is only packed. Raises LocalError if an object
+    disappears during the read, RemoteError."""
     from dilocox_zerog.network import root_of
     from dilocox_zerog.volume import write_volume
 
@@ -144,7 +144,7 @@ def restore(
 
 
 def _root(text: str) -> bytes:
-    """Raises ConfigError."""
+    """Parse a root. Raises ConfigError."""
     try:
         found = bytes.fromhex(text.removeprefix("0x"))
     except ValueError:
@@ -236,7 +236,7 @@ def retrieve(
     da: DaOption,
     home: Annotated[Path, typer.Option("--home", metavar="DIR", help="A folder, for `dilocox verify --home DIR`.")],
 ) -> None:
-    """Have a run's chain again from what was dispersed, every commit verified."""
+    """Retrieve a run's chain from its dispersed blobs, every commit verified."""
     from dilocox_zerog.dispersed import Dispersed
     from dilocox_zerog.record import read_record
 

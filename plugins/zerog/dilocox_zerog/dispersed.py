@@ -65,11 +65,12 @@ class Dispersed(Part):
 
     @property
     def commits(self) -> int:
-        """So many are dispersed, the first the first."""
+        """Return the number of dispersed commits, from the first one on."""
         return self.batches[-1].first + self.batches[-1].count if self.batches else 0
 
     def of(self, chain: ChainFile) -> "Dispersed":
-        """Without the batches of commits that the run's owner gave up since. Raises ConfigError where it is another run's."""
+        """Return the record without the batches of commits that the run's owner gave up since. Raises ConfigError if it is
+        another run's."""
         if self.run != chain.manifest.run_id.hex():
             raise ConfigError(f"the record is of the run {self.run}, not of {chain.manifest.run_id.hex()}")
         kept = tuple(takewhile(lambda batch: batch.is_of(chain), self.batches))

@@ -21,7 +21,7 @@ T = TypeVar("T")
 BLOB_BYTES = 31_744 << 10
 """Most in one."""
 ANSWER_SECONDS = 120.0
-"""A blob of that size takes so long on a line of 2 Mbit/s."""
+"""Seconds that a blob of that size takes on a link of 2 Mbit/s."""
 MESSAGE_BYTES = BLOB_BYTES + (1 << 16)
 ENDED = {pb.FAILED: "it failed", pb.INSUFFICIENT_SIGNATURES: "too few nodes signed for it"}
 
@@ -72,7 +72,7 @@ async def _answer(call: Awaitable[T]) -> T:
 
 @asynccontextmanager
 async def opened(url: str) -> AsyncIterator[Disperser]:
-    """`grpcs://HOST:PORT`, or `grpc://HOST:PORT` without TLS. Raises ConfigError."""
+    """Open `grpcs://HOST:PORT`, or `grpc://HOST:PORT` without TLS. Raises ConfigError."""
     parts = urlsplit(url)
     if parts.scheme not in ("grpc", "grpcs") or not parts.hostname or not parts.netloc or parts.path.strip("/"):
         raise ConfigError(f"--da {url}: write grpcs://HOST:PORT, or grpc://HOST:PORT where the line is yours")

@@ -24,7 +24,7 @@ SAID = 4096
 
 
 def root_of(path: Path) -> bytes:
-    """Blocking: reads the file, about 30 MB a second."""
+    """Return the root of a file. Blocking: reads about 30 MB a second."""
     with path.open("rb") as file:
         return file_root(file, path.stat().st_size)
 
@@ -35,13 +35,13 @@ class Network:
     """URL that lists the storage nodes."""
 
     def put(self, path: Path, root: bytes, rpc: str, key: Path) -> str:
-        """Have a file stored, paid for by the account of a key; returns the transaction, empty where it was stored before. `root`:
+        """Store a file, paid for by the account of a key; return the transaction, empty if it was stored before. `root`:
         of the file; `rpc`: a node of the chain. Blocking. Raises RemoteError."""
         said = self._ask({"do": "put", "path": str(path), "rpc": rpc, "key": str(key), "root": f"0x{root.hex()}"})
         return str(said["transaction"])
 
     def get(self, root: bytes, path: Path) -> None:
-        """Into a new file. Blocking. Raises RemoteError, also where something else came."""
+        """Download into a new file. Blocking. Raises RemoteError, also for other content."""
         self._ask({"do": "get", "path": str(path), "root": f"0x{root.hex()}"})
         if path.stat().st_size == 0 or root_of(path) != root:
             path.unlink()

@@ -30,7 +30,7 @@ MAGIC = b"dilocox-volume-1\n"
 _LENGTH = struct.Struct(">I")
 HEADER_BYTES = 64 * limits.MIB
 OBJECT_BYTES = HEAD_BYTES + limits.KIB
-"""A sealed head's; others are one chunk."""
+"""Bytes of a sealed head; all other objects are one chunk."""
 COPIED = 1 << 20
 """Bytes per copy."""
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]

@@ -53,7 +53,7 @@ ROOTS = {
     786432: "dfdd5f2447aeae4a45c12b041e7ba3532e69a402bf52300ad36f889897d09496",
     1500000: "7fcde30ac3fbc8cfa32f08e0d677421fc3dfe952e02b8fd622d873ddb80a55e0",
 }
-"""Roots of so many random bytes of seed 1, read in sequence: as 0g-storage-sdk 0.4.0 makes them."""
+"""Roots by the number of random bytes of seed 1, read in sequence, as 0g-storage-sdk 0.4.0 makes them."""
 
 
 def test_a_file_has_the_root_that_the_sdk_gives_it():
@@ -150,7 +150,7 @@ def test_an_object_that_went_while_it_was_read_is_said(archive: FolderStorage, t
 # Verbs
 
 Say = Callable[..., tuple[int, str]]
-"""Words -> exit code, and what was printed, in one line."""
+"""Words -> exit code, and the output, in one line."""
 StandIn = tuple[DisperserStandIn, str]
 """A disperser of the tests and its URL."""
 MARKER = json.dumps({"format": "dilocox-archive-1", "run": "ab" * 32, "check": ""}).encode()

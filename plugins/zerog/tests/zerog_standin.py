@@ -49,7 +49,7 @@ class DisperserStandIn(rpc.DisperserServicer):
 
 @asynccontextmanager
 async def disperser(standin: DisperserStandIn) -> AsyncIterator[str]:
-    """Its URL."""
+    """Run the stand-in; yield its URL."""
     server = grpc.aio.server(options=[("grpc.max_receive_message_length", 1 << 26)])
     rpc.add_DisperserServicer_to_server(standin, server)
     port = server.add_insecure_port("127.0.0.1:0")
