@@ -1,9 +1,9 @@
-"""Audits: a stretch of a cluster's work, computed again by others.
+"""Audits: other clusters compute a segment of a cluster's work again.
 
-Where the run says so, a cluster commits with its contribution to the states of its phase (`Marks`): parameters and inner optimizer
-at evenly spaced inner steps. Which contributions are audited, at which stretch between two marks, and by whom, is drawn from
-SHA-256 of the coordinator's signature over the ballot: nobody can know it while he trains. Auditors fetch the two states, take the
-stretch's inner steps on the samples that the lease and the marks name, and compare. What they found stands in their receipts.
+In a run with audits, a contribution commits to states of its phase (`Marks`): parameters and inner optimizer at evenly
+spaced inner steps. SHA-256 of the coordinator's signature over the ballot draws the audited contributions, their
+segments between two audit checkpoints, and the auditors; no cluster can know it while it trains. Auditors fetch the two
+states, compute the segment's inner steps on the samples of the lease, and compare. Their votes contain the results.
 
     commit t counts a contribution      its auditors may be drawn: by standing, from all others that it counts
     rounds t+1 and t+2                  they fetch, compute and compare
@@ -11,9 +11,10 @@ stretch's inner steps on the samples that the lease and the marks name, and comp
     commit t+2                          two thirds of what was drawn, and never one alone, found it wrong: it does not count in this
                                         round, and its author is refused for what it did
 
-Two thirds of all that was drawn, and not of those who spoke: a third of hostile auditors convicts nobody where all others are
-silent, and who cannot compute it (no memory, no time, no data) acquits. Who does not serve its states although it contributes in
-that round is as wrong as who made them up; who went, for whatever reason, is absent and no more.
+Two thirds of all drawn votes convict, not two thirds of those given: a third of hostile auditors convicts no cluster if
+all others are silent, and an auditor that cannot compute (no memory, time or data) acquits. A cluster that does not
+serve its states although it contributes in that round is as wrong as one that invented them. A cluster that is gone is
+absent, and no more.
 """
 
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -56,24 +57,24 @@ AUDITORS = 5
 WAIT = 2
 """Rounds from a contribution to the receipts that say what its auditors found."""
 FAULTS = frozenset((pb.AUDIT_DIFFERS, pb.AUDIT_MALFORMED))
-"""And, where its author contributed in the round in which it is told, AUDIT_UNSERVED: others had its payloads of that round. A
-machine that went is no fault."""
+"""Faults of an author. AUDIT_UNSERVED is one, too, if the author contributed in the round of the report: other peers had
+its payloads of that round. A machine that is gone is no fault."""
 JUMPS = 1
-"""Marks of one inner step: before and after the one commit that a phase may move onto."""
+"""Most audit checkpoints at one inner step: before and after the commit that a phase may move onto."""
 
 
 @dataclass(frozen=True)
 class Audit:
-    """Of a contribution that was counted."""
+    """Audit of a counted contribution."""
 
     round: int
     """That counted it."""
     cluster: str
     """Its author."""
     lot: int
-    """Which of its stretches: this modulo their number."""
+    """Number of its segment, modulo their count."""
     auditors: Mapping[str, int]
-    """Who was drawn, with how many votes."""
+    """Drawn auditors, with their number of votes."""
 
     @property
     def due(self) -> int:
@@ -87,16 +88,17 @@ class Audit:
 
 @dataclass(frozen=True)
 class Result:
-    """What one auditor found."""
+    """Result of one auditor."""
 
     verdict: pb.AuditVerdict
     distance: float = 0.0
-    """Between what it computed and what its author says, relative to the way from the first state; 0 where they are equal."""
+    """Distance between the computed and the announced state, relative to the way from the first state; 0 if they are
+    equal."""
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """The inner steps between two marks."""
+    """Inner steps between two audit checkpoints."""
 
     first: pb.Mark
     last: pb.Mark
@@ -105,7 +107,7 @@ class Stretch:
 
 
 def verdict_name(verdict: pb.AuditVerdict) -> str:
-    """For people."""
+    """Return the public name of a verdict."""
     return pb.AuditVerdict.Name(verdict).removeprefix("AUDIT_").lower()
 
 
@@ -113,7 +115,8 @@ def verdict_name(verdict: pb.AuditVerdict) -> str:
 
 
 def drawn(manifest: Manifest, head_round: int, ballot: Statement[pb.Ballot], says: Mapping[str, int]) -> list[Audit]:
-    """Of the contributions that the commit of this round counts; `says`: their authors' standing, in the order of the mean."""
+    """Return the audits of the contributions that this round's commit counts. `says`: their authors' voting weights, in
+    the order of the mean."""
     rules = manifest.audit
     if not rules.segments or len(says) < 2:
         return []
@@ -135,7 +138,7 @@ def still_open(audits: Iterable[Audit], head_round: int) -> list[Audit]:
 
 
 def packed(audits: Iterable[Audit]) -> list[pb.Audit]:
-    """As a commit names them."""
+    """Return the audits as a commit lists them."""
     return [
         pb.Audit(
             round=audit.round,
@@ -156,20 +159,21 @@ def unpacked(commit: pb.Commit) -> tuple[Audit, ...]:
 
 
 def duties(audits: Iterable[Audit], round: int, me: str) -> list[Audit]:
-    """What this cluster was drawn for, and may still say in this round or later: what is due first, first."""
+    """Return the audits for which this cluster was drawn, and may still report in this round or later; the first due
+    first."""
     return sorted((a for a in audits if a.due >= round and me in a.auditors), key=lambda audit: audit.name)
 
 
 def due(audits: Iterable[Audit], round: int) -> list[Audit]:
-    """Those of which the receipts of this round tell: a receipt names them by their place here."""
+    """Return the audits that this round's votes report: a vote names them by their index here."""
     return [audit for audit in audits if audit.due == round]
 
 
-# What is found.
+# Results.
 
 
 def results(audits: Iterable[Audit], round: int, me: str, found: Mapping[tuple[int, str], Result]) -> list[pb.AuditResult]:
-    """As our receipt of this round says it."""
+    """Return the results for our vote of this round."""
     told = [
         pb.AuditResult(index=index, verdict=found[audit.name].verdict, distance=found[audit.name].distance)
         for index, audit in enumerate(due(audits, round))
@@ -192,8 +196,8 @@ def finding_fault(audits: Iterable[Audit], round: int, voter: str, told: Sequenc
 def faults(
     audits: Iterable[Audit], round: int, receipts: Mapping[str, pb.Receipt], here: Container[str]
 ) -> tuple[dict[str, tuple[pb.Reason, str]], frozenset[str]]:
-    """Why clusters do not count in this round, by the audits of which its receipts tell; and whose work somebody looked at. `here`:
-    who contributed in it."""
+    """Return why clusters do not count in this round, by the reported audits; and the clusters that an auditor reported
+    on. `here`: clusters that contributed in the round."""
     told = {(result.index, name): result.verdict for name, body in receipts.items() for result in body.audits}
     reasons: dict[str, tuple[pb.Reason, str]] = {}
     looked_at: set[str] = set()
@@ -217,7 +221,8 @@ def _convicts(audit: Audit, against: Sequence[str]) -> bool:
 
 
 def spacing(manifest: Manifest) -> int:
-    """Inner steps between two marks: the longest phase has so many stretches as the manifest says, a shorter one fewer."""
+    """Return the inner steps between two audit checkpoints: the longest phase has the manifest's number of segments, a
+    shorter one fewer."""
     return -(-manifest.rounds.max_inner_steps // manifest.audit.segments)
 
 
@@ -233,7 +238,7 @@ def read_marks(manifest: Manifest, contribution: pb.Contribution, lease: Lease, 
         _require(all(len(digest) == 32 for digest in mark.states), "a mark without digests")
     ends = (marks[0].step, marks[-1].step, marks[-1].samples_read)
     _require(ends == (0, contribution.inner_steps, contribution.samples_read), "the marks are not of this phase")
-    # Who chose where they stand would hide long stretches that it did not train between short ones that it did.
+    # An author that chose their positions could hide long untrained segments between short trained ones.
     free = {contribution.inner_steps, *(after.step for before, after in pairwise(marks) if after.step == before.step)}
     _require(all(mark.step in free or not mark.step % spacing(manifest) for mark in marks), "the marks are not evenly spaced")
     jumps = 0
@@ -261,7 +266,8 @@ def stretch(manifest: Manifest, lot: int, lease: Lease, marks: Sequence[pb.Mark]
 
 
 def needed(audits: Iterable[Audit], open_round: int, cluster: str, round: int, marks: Sequence[pb.Mark]) -> set[bytes]:
-    """Of our marks of this round the states that somebody may still ask for: all while it is open, then those that were drawn."""
+    """Return the states of our audit checkpoints that a peer may still request: all while the round is open, then the
+    drawn ones."""
     if round >= open_round:
         return {digest for mark in marks for digest in mark.states}
     pairs = [(first, last) for first, last in pairwise(marks) if last.step > first.step]

@@ -1,9 +1,9 @@
-"""Samples: whether a cluster has the shares that it should keep, asked by others who are drawn for it.
+"""Availability probes: drawn clusters test whether a cluster has the erasure shards that it should store.
 
-In a run with availability, each round some clusters are probed for a shard, each by several others. The commit that opened the
-round says which, drawn by reputation. The prober's own dice say for which shard, once for the round, so that no other peer can
-know it. They choose among the blobs of which the prober stores a shard itself and that the cluster was counted for: what has no
-room on any disk is not asked for. The shard must be the cluster's own. The plugin dilocox-availability sends the probes.
+In a run with availability, each round some clusters are probed for a shard, each by several others. The commit that
+opened the round draws them by reputation. The prober draws the shard, once for the round, so no other peer can know it.
+It chooses among blobs of which it stores a shard itself and for which the cluster was counted: shards without space on
+any disk are not requested. The shard must be the cluster's own. The plugin dilocox-availability sends the probes.
 
     commit t - 1 opens round t     some clusters of its roster, and who asks each of them
     round t                        they ask, and again where they get no proof and no chunk
@@ -11,8 +11,8 @@ room on any disk is not asked for. The shard must be the cluster's own. The plug
     commit t                       two thirds of what was drawn, and never one alone, found a cluster without, and it contributed in
                                    this round: its standing goes down by a quarter of what there is to earn, to a newcomer's at most
 
-Heartbeats would not do: they are in no commit, and standing is read off the chain by everybody. Who went is absent and no more;
-whoever cannot be dialled is asked by nobody.
+Heartbeats would not work: they are in no commit, and reputation follows from the chain alone. A cluster that is gone is
+absent, and no more. Unreachable clusters are not probed.
 """
 
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -43,7 +43,7 @@ class Sampled:
 
     cluster: str
     samplers: Mapping[str, int]
-    """Who asks it, with how many votes."""
+    """Drawn probers, with their number of votes."""
 
 
 def due(manifest: Manifest, head: Head) -> Sequence[Sampled]:
@@ -56,24 +56,24 @@ def due(manifest: Manifest, head: Head) -> Sequence[Sampled]:
 
 @lru_cache(maxsize=8)
 def _drawn(seed: bytes, says: tuple[tuple[str, int], ...]) -> Sequence[Sampled]:
-    """Asked for each receipt that tells of a sample: at once."""
+    """Return the drawn probes. Votes with probes need it again, so it is cached."""
     asked = sorted((name for name, _ in says), key=lambda name: sha256(seed, name.encode()))[: max(1, len(says) // PART)]
     return tuple(Sampled(name, draw(SAMPLERS, seed, name, dict(says))) for name in asked)
 
 
 def duties(sampled: Iterable[Sampled], me: str) -> list[str]:
-    """Clusters that this one is to ask: no more than a receipt has room for."""
+    """Return the clusters that this one probes: no more than a vote can report."""
     return [each.cluster for each in sampled if me in each.samplers][: limits.SAMPLES_TOLD]
 
 
 def told(sampled: Sequence[Sampled], me: str, without: Container[str]) -> list[int]:
-    """As it stands in our receipt."""
+    """Return the indices for our vote."""
     ours = set(duties(sampled, me))
     return [index for index, each in enumerate(sampled) if each.cluster in ours and each.cluster in without]
 
 
 def finding_fault(sampled: Sequence[Sampled], voter: str, said: Sequence[int]) -> str:
-    """What is wrong with what a receipt says of samples; empty: nothing."""
+    """Return what is wrong with the probes in a vote; empty: nothing."""
     if any(index >= len(sampled) or voter not in sampled[index].samplers for index in said):
         return "it tells of a sample that it was not drawn for"
     return ""

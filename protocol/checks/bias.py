@@ -21,7 +21,7 @@ NO_MEMORY = Memory()
 
 
 def memory_of(state: MemberState) -> Memory:
-    """Return what this node remembers of earlier rounds of this life."""
+    """Return this node's memory of earlier rounds in this incarnation."""
     return state.checks.get(NAME, NO_MEMORY)
 
 

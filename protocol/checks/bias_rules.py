@@ -1,18 +1,18 @@
-"""Who pulls the same way round after round, which no score of one round shows.
+"""Bias: a steady pull in one direction over rounds, which single-round scores miss.
 
-Where everybody trains on samples that were drawn alike, a contribution differs from the others by chance: another way in each
-round. Who pulls the model somewhere does it steadily, or the pulls cancel. A mean less 1.5 standard deviations (ALIE, Baruch et al.
-2019) lowers the loss and points the way of the others as honest work does, and what it differs by is the same for ever. So a voter
-adds up what each author's contributions differ by, round by round, and finds harm where that grows much faster than the median's:
-without memory no rule holds against such an attack (Karimireddy et al. 2021, "Learning from History for Byzantine Robust
-Optimization").
+If all clusters train on samples drawn alike, a contribution differs from the others by chance: differently in each
+round. A cluster that pulls the model somewhere does so steadily, or its pulls cancel. A mean less 1.5 standard
+deviations (ALIE, Baruch et al. 2019) lowers the loss and points the way of the others, and its difference is the same
+in every round. So a voter adds up each author's differences, round by round, and finds harm if that sum grows much
+faster than the median's. Without memory no rule stops such an attack (Karimireddy et al. 2021, "Learning from History
+for Byzantine Robust Optimization").
 
-A contribution is known by its sketch: sums of its coordinates with signs that the voter drew at random and tells nobody, which
-keep lengths and cosines nearly (a count sketch, Charikar et al. 2002). What its author was owed of the one before, because that was
-clipped or did not count, is taken away first: it says the same twice. It differs by what is left of it without what lies along the
-mean of the others, and along the means of the last rounds: who only goes farther on the way of all, or less far, does not differ.
-Each round's difference has length 1. A pull that is small beside what chance makes of a contribution is not seen, nor one that
-comes now and then.
+A contribution is compared by its sketch: sums of its coordinates with random signs that only the voter knows, which
+nearly preserve lengths and cosines (a count sketch, Charikar et al. 2002). First the unapplied part of the author's
+last contribution is subtracted: the author sends it again. The difference is what remains without the parts along the
+mean of the others and along the means of the last rounds. So a cluster that only goes farther or less far on the common
+way does not differ. Each round's difference has length 1. A pull that is small relative to chance is not detected, nor
+an occasional one.
 """
 
 import math
@@ -31,26 +31,26 @@ __all__ = ["LEAST_ROUNDS", "SKETCH", "Bias", "Memory", "Vector", "after", "biase
 SKETCH = 512
 """Numbers of a sketch: squared lengths within some 6% for two of three."""
 DECAY = 0.9
-"""Of what earlier rounds showed, with each new one."""
+"""Weight of earlier rounds, for each new one."""
 LEAST_ROUNDS = 8
-"""Before these nobody is judged."""
+"""Rounds before an author is judged."""
 MEANS = 8
-"""Rounds whose means are the way of all."""
+"""Rounds whose means define the common way."""
 LITTLE = 0.1
-"""Of a contribution: what is owed of it shows in the next one no more than chance does."""
+"""Smallest unapplied part that is visible in the next contribution."""
 GROWN = 1.15
-"""Times the length of a contribution that did not count, which the next one has at least that says it again: root 2 once, root 3/2
-twice. Then its author is off the roster."""
+"""Growth of a contribution that follows an uncounted one and contains it again: root 2 once, root 3/2 twice. After that
+its author is off the roster."""
 STEADY = 2.25
-"""Times the median author's strength from which an author pulls steadily: docs/results/poisoning.md says what it catches."""
+"""Ratio to the median author's strength from which an author pulls steadily; docs/results/poisoning.md has its effect."""
 NOISE = 1e-9
-"""Of a length: what rounding makes."""
+"""Rounding error, relative to a length."""
 Vector = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
 class Bias:
-    """Of one author, as one voter knows it."""
+    """Bias of one author, as one voter knows it."""
 
     total: Vector
     """(SKETCH,): differences of its rounds, added up with DECAY."""
@@ -58,31 +58,31 @@ class Bias:
 
     @property
     def strength(self) -> float:
-        """1 where rounds have nothing in common, up to (1 + DECAY) / (1 - DECAY) where they differ the same way."""
+        """Return 1 if rounds have nothing in common, up to (1 + DECAY) / (1 - DECAY) if they differ in the same way."""
         by_chance = (1 - DECAY ** (2 * self.rounds)) / (1 - DECAY**2)
         return float(self.total @ self.total) / by_chance
 
 
 @dataclass(frozen=True)
 class Memory:
-    """What one voter knows of earlier rounds."""
+    """Memory of one voter."""
 
     authors: Mapping[str, Bias] = field(default_factory=dict)
-    """Who was measured last comes last."""
+    """Authors, the last measured one last."""
     means: tuple[Vector, ...] = ()
     """(SKETCH,) each: of the contributions of a round, the newest last."""
     last: Mapping[str, Vector] = field(default_factory=dict)
     """Sketches of the last round."""
     cut: Mapping[str, float] = field(default_factory=dict)
-    """By whom the last commit counts: the share of what it said that it is owed, and says again. Who is not here is owed all."""
+    """Unapplied fraction of each author that the last commit counts. Of all other authors everything is unapplied."""
 
 
 NOTHING = Bias(np.zeros(SKETCH), 0)
 
 
 def after(manifest: Manifest, memory: Memory, me: str, scores: Mapping[str, Score]) -> Memory:
-    """With what the voter `me` measured in a round, by author: little where that is less than two others. Who was measured longest
-    ago is forgotten when they are too many. What commits make of it: `closed`."""
+    """Add a voter's measurements of a round, by author; it has little effect with fewer than two others. If there are too
+    many authors, the one measured longest ago is forgotten. `closed` adds the effect of commits."""
     said = _sketches(me, scores)
     told = _bounded({author: each for author, sketch in said.items() if (each := _new(memory, author, sketch)) is not None})
     if len(told) < 3:
@@ -100,14 +100,13 @@ def after(manifest: Manifest, memory: Memory, me: str, scores: Mapping[str, Scor
 
 
 def closed(memory: Memory, cut: Mapping[str, float]) -> Memory:
-    """By the round's commit. `cut`: of whom it counts, the share of each that it cuts off."""
+    """Add the effect of the round's commit. `cut`: the unapplied fraction of each counted author."""
     return replace(memory, cut=cut)
 
 
 def biased(manifest: Manifest, memory: Memory, me: str, scores: Mapping[str, Score]) -> frozenset[str]:
-    """Of the authors that the voter `me` measured, who pulls steadily: STEADY times as strongly as the median of them and
-    of us, or more; of two the stronger is the median. Nobody where fewer than three are known for long enough: of two nobody can
-    tell which of them differs."""
+    """Return the measured authors that pull steadily: at least STEADY times as strongly as the median of them and this
+    voter; of two the stronger is the median. Empty with fewer than three known long enough: of two, either may differ."""
     known = memory.authors
     long = {author for author in (me, *scores) if author in known and known[author].rounds >= LEAST_ROUNDS}
     if len(long) < 3 or manifest.data.private:
@@ -117,7 +116,7 @@ def biased(manifest: Manifest, memory: Memory, me: str, scores: Mapping[str, Sco
 
 
 def _sketches(me: str, scores: Mapping[str, Score]) -> dict[str, Vector]:
-    """By author, of all that can be compared; each score has the same one of our own contribution."""
+    """Return the comparable sketches, by author; each score has the same sketch of our contribution."""
     own: Sequence[float] = next((score.own for score in scores.values()), ())
     told = {me: own, **{author: score.sketch for author, score in scores.items()}}
     arrays = {author: np.asarray(each, dtype=np.float64) for author, each in told.items() if len(each) == SKETCH}
@@ -125,24 +124,25 @@ def _sketches(me: str, scores: Mapping[str, Score]) -> dict[str, Vector]:
 
 
 def _new(memory: Memory, author: str, sketch: Vector) -> Vector | None:
-    """What it does not say again; None where that is not known."""
+    """Return the new part of a contribution; None if it is unknown."""
     cut, last = memory.cut.get(author), memory.last.get(author)
     if last is None:
         return sketch if cut is not None and cut <= LITTLE else None
-    if cut is None:  # it is owed all of it, and who says that again says more than before
+    if cut is None:  # everything was unapplied, and repeating it makes it longer
         cut = float(np.linalg.norm(sketch) >= GROWN * np.linalg.norm(last))
     return sketch - cut * last
 
 
 def _bounded(sketches: Mapping[str, Vector]) -> dict[str, Vector]:
-    """None is longer than the median, of an even number the longer one of two: who is loud is not the way of all."""
+    """Return the sketches, none longer than the median (of two the longer): a loud author does not define the common way."""
     length = {author: size for author, each in sketches.items() if (size := float(np.linalg.norm(each)))}
     median = sorted(length.values())[len(length) // 2] if length else 0.0
     return {author: sketches[author] * min(1.0, median / size) for author, size in length.items()}
 
 
 def _differences(told: Mapping[str, Vector], usual: Collection[str], means: Sequence[Vector]) -> dict[str, Vector]:
-    """Of length 1, from the mean of those `usual` ones who are others; nothing of who does not differ."""
+    """Return the differences, of length 1, from the mean of the other `usual` authors; none for authors that do not
+    differ."""
     together = np.sum([told[author] for author in usual], axis=0)
     found: dict[str, Vector] = {}
     for author, sketch in told.items():

@@ -1,12 +1,12 @@
-"""Merit: what each account's work came to, as a contract can check it (plugins/settlement).
+"""Merit: each account's earnings, as a contract can verify them (plugins/settlement).
 
-Of a commit a cluster earns its weight: the tokens that counted, as weighed (counting.py); an account earns what the clusters that
-named it on the roster of that round earned. Merit only grows, so whoever pays out pays the difference to what was paid before, and
-a proof of an older root can earn nobody more.
+A cluster earns its weight in a commit: the counted tokens, as weighted (weighting.py). An account earns what the
+clusters that named it on that round's roster earned. Merit only grows, so a payer pays the difference to the amount
+paid before, and a proof of an older root earns no more.
 
     leaf    SHA-256(0 ‖ account, 20 bytes ‖ merit, 32 bytes big-endian)
 
-Leaves stand in the order of their accounts, in a tree (tree.py) whose proofs need no directions.
+Leaves are ordered by account, in a tree (merkle.py) whose proofs need no directions.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,13 +18,14 @@ from dilocox.protocol.payload import merkle
 __all__ = ["earned", "holds", "leaf", "proof", "root"]
 
 LARGEST = (1 << 64) - 1
-"""Of an account: what a field of the commit holds. 2**31 rounds of 2**32 tokens."""
+"""Largest merit of an account, the limit of the commit's field: 2**31 rounds of 2**32 tokens."""
 
 
 def earned(before: Mapping[bytes, int], weights: Iterable[tuple[bytes, int]]) -> dict[bytes, int]:
-    """Cumulative merit by account, in order, after a commit that counted these (account, weight); no account: nothing is earned.
+    """Return the cumulative merit by account, in order, after a commit that counted these (account, weight); without an
+    account nothing is earned.
 
-    None that is known is ever forgotten: what it earned is money. A new one finds no room after `limits.ACCOUNTS`.
+    Known accounts are never forgotten, because merit is money. A new one has no space after `limits.ACCOUNTS`.
     """
     after = dict(before)
     for account, weight in weights:
@@ -38,12 +39,12 @@ def leaf(account: bytes, merit: int) -> bytes:
 
 
 def root(merits: Mapping[bytes, int]) -> bytes:
-    """32 bytes; of nobody's merit, the hash of nothing."""
+    """Return the root, 32 bytes; without merit, the hash of nothing."""
     return merkle.root(_leaves(merits))
 
 
 def proof(merits: Mapping[bytes, int], account: bytes) -> list[bytes]:
-    """The siblings on the way from this account's leaf to the root. Raises KeyError for an account that earned nothing."""
+    """Return the siblings between this account's leaf and the root. Raises KeyError for an account without merit."""
     if account not in merits:
         raise KeyError(account)
     return merkle.proof(_leaves(merits), sorted(merits).index(account))

@@ -1,13 +1,14 @@
-"""Scores: what a contribution does to the model, measured by a committee before it counts.
+"""Scores: the effect of a contribution on the model, measured by a committee before it counts.
 
-Each contribution has a committee of voters, drawn from SHA-256 of the coordinator's signature over the ballot: nobody can know it
-while he trains, and receipts name that very signature. The draw is by standing (standing.py), and who is drawn twice has two votes;
-where the others are no more than there are votes all of them score, and vote by standing. A member applies the contribution alone
-to the round's state, and measures the loss before and after on samples of its own lease, drawn in the same way. It finds harm in
-what makes the loss no better, or by much less than the others do, and does not point the way of its own contribution as they do:
-either alone refuses too much honest work. It finds harm, too, in all of an author who pulls the same way round after round
-(bias.py). A contribution does not count if more than a third of the votes that measured it found harm (THRESHOLD). A member without
-time for it does not vote. One member that finds harm is never enough: among three clusters one would stop the run, and of two each.
+SHA-256 of the coordinator's signature over the ballot draws a committee for each contribution: no cluster can know it
+while it trains, and votes name that signature. The draw is by reputation, and a cluster drawn twice has two votes. With
+few clusters all others score, weighted by reputation. A member applies the contribution alone to the round's state, and
+measures the loss before and after on samples of its own lease, drawn in the same way. It finds harm if the loss
+improves not at all, or by much less than with the others, and the contribution does not point the way of its own as the
+others do. Either alone would reject too much honest work. It also finds harm in all contributions of an author that
+pulls steadily (bias_rules.py). A contribution does not count if more than a third of the votes that measured it found
+harm (THRESHOLD). A member without time does not vote on it. A single member is never enough: it could stop a run of two
+or three clusters.
 """
 
 import math
@@ -28,7 +29,7 @@ from dilocox.protocol.wire.messages import Statement
 __all__ = ["UNITS", "Opinion", "Score", "committee", "duties", "harmful", "opinions", "positions", "turn", "units"]
 
 UNITS = 1024
-"""To the nat, in a receipt."""
+"""Units per nat in a vote."""
 LARGEST = (1 << 31) - 1
 THRESHOLD = 2 / 3
 """Share of the votes that measured and found no harm. A contribution with less does not count; a third of hostile votes excludes
@@ -44,18 +45,18 @@ Of = TypeVar("Of", bound=Hashable)
 
 @dataclass(frozen=True)
 class Score:
-    """What one voter measured of one contribution."""
+    """Measurement of one contribution by one voter."""
 
     before: float
     """Loss of the round's state, nats per token."""
     after: float
-    """Of that state with the contribution alone applied to it, without earlier momentum."""
+    """Loss of that state with the contribution alone applied to it, without earlier momentum."""
     cosine: float
-    """Between it and the voter's own contribution; 0 where one of them is nothing."""
+    """Cosine between it and the voter's contribution; 0 if one of them is zero."""
     sketch: Sequence[float] = ()
-    """Of it, unclipped: (bias.SKETCH,), or empty where nobody looks at biases …"""
+    """Sketch of it, unclipped: (bias.SKETCH,), or empty without a bias check."""
     own: Sequence[float] = ()
-    """… and of the voter's own."""
+    """Sketch of the voter's contribution."""
 
     @property
     def gain(self) -> float:
@@ -63,14 +64,14 @@ class Score:
 
 
 def units(gain: float) -> int:
-    """As it stands in a receipt."""
+    """Return a gain in the units of a vote."""
     return round(max(-LARGEST, min(LARGEST, gain * UNITS))) if gain == gain else -LARGEST  # not a number is no gain
 
 
 def harmful(manifest: Manifest, scores: Mapping[Of, Score], tokens: Mapping[Of, int]) -> frozenset[Of]:
-    """Of all that one voter measured in a round, what it refuses. The medians of what it measured, of two the smaller, say what
-    honest work gains in this round, and how much of it points the same way. `tokens`: as announced; of fewer than the median's as
-    much less is expected, by which they weigh less, too: a gain goes with them, a cosine that noise outweighs with their root."""
+    """Return what a voter rejects of all that it measured in a round. The medians of its measurements, of two the smaller,
+    estimate an honest gain and an honest cosine. `tokens`: as announced; with fewer than the median's, less is
+    expected: a gain in proportion, a cosine, which noise dominates, by the root."""
     if not scores:
         return frozenset()
     usual = max(1.0, _lower_median(tokens[of] for of in scores))
@@ -90,18 +91,18 @@ def _lower_median(values: Iterable[float]) -> float:
 
 
 def seed_of(ballot: Statement[pb.Ballot]) -> bytes:
-    """What nobody knew before the coordinator signed."""
+    """Return the seed: unknown before the coordinator signed."""
     return sha256(b"dilocox scores", ballot.signing)
 
 
 def committee(manifest: Manifest, ballot: Statement[pb.Ballot], cluster: str, listed: Mapping[str, int]) -> Mapping[str, int]:
-    """Who scores this one, with how many votes. `listed`: the clusters on the ballot, in its order, with their standing. Nobody
-    where the run does not score."""
+    """Return the members of a contribution's committee, with their votes. `listed`: clusters on the ballot, in order, with
+    their reputation. Empty in a run without scores."""
     return draw(manifest.scoring.voters, seed_of(ballot), cluster, listed)
 
 
 def duties(manifest: Manifest, ballot: Statement[pb.Ballot], voter: str, listed: Mapping[str, int]) -> frozenset[str]:
-    """Of the clusters on the ballot, as `committee` wants them, those whose committees this one is in. Asked again: at once."""
+    """Return the clusters on the ballot whose committees include this one; cached."""
     return _duties(manifest.scoring.voters, seed_of(ballot), voter, tuple(listed), tuple(accumulate(listed.values())))
 
 
@@ -111,13 +112,13 @@ def _duties(wanted: int, seed: bytes, voter: str, listed: tuple[str, ...], ends:
 
 
 def turn(ballot: Statement[pb.Ballot], voter: str, cluster: str) -> bytes:
-    """A voter scores by the smallest first. It may have no time for all, and who chose its place, or had the same one with all
-    voters, would be scored by nobody."""
+    """Return the order of a voter's scores, the smallest first. A voter may lack time for all. An author that could choose
+    its place, or had the same with all voters, could avoid every score."""
     return sha256(seed_of(ballot), b"turn", voter.encode(), cluster.encode())
 
 
 def positions(manifest: Manifest, ballot: Statement[pb.Ballot], voter: str, lease: Lease) -> list[int]:
-    """Of the samples on which a voter scores everything in this round: some of its own lease; fewer where that is short."""
+    """Return the positions of a voter's samples for all its scores in a round: some of its lease; fewer if it is short."""
     ends = list(accumulate(end - start for start, end in lease.spans))
     if not ends:
         return []
@@ -132,12 +133,12 @@ def positions(manifest: Manifest, ballot: Statement[pb.Ballot], voter: str, leas
 
 @dataclass(frozen=True)
 class Opinion:
-    """Of those of a committee who voted and measured."""
+    """Opinion of the committee members that voted and measured."""
 
     votes: Mapping[str, int]
-    """Of each."""
+    """Votes of each member."""
     harmed: frozenset[str]
-    """Who found harm."""
+    """Members that found harm."""
 
     def refuses(self) -> bool:
         """Whether those are too many."""
@@ -145,7 +146,7 @@ class Opinion:
         return len(self.harmed) > 1 and measured - harmed < THRESHOLD * measured
 
     def __str__(self) -> str:
-        """As a reason."""
+        """Return the opinion as a reason."""
         return f"{len(self.harmed)} of the {len(self.votes)} who were drawn to score it and did found that it harms"
 
 
@@ -156,8 +157,8 @@ def opinions(
     voters: Iterable[str],
     found: Callable[[str, int, int], bool | None],
 ) -> dict[str, Opinion]:
-    """By cluster on the ballot, as `committee` wants them. `found(voter, index, place)`: whether a voter found harm in what has
-    this index, and this place among what it was drawn to score; None: it did not measure it."""
+    """Return the opinions by cluster on the ballot. `found(voter, index, place)`: whether a voter found harm in the
+    contribution of this index, at this place among those it was drawn to score; None: it did not measure it."""
     voted, place = frozenset(voters), Counter[str]()
     told: dict[str, Opinion] = {}
     for index, name in enumerate(listed if manifest.scoring.voters else ()):

@@ -50,7 +50,7 @@ class Scores:
     requested: frozenset[bytes] = frozenset()
     """Contributions that the workers were asked to measure, by digest."""
     measured: Mapping[bytes, Score] = field(default_factory=dict)
-    """By digest of the contribution."""
+    """Scores by digest of the contribution."""
 
 
 NOTHING_MEASURED = Scores()

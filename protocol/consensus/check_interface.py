@@ -1,7 +1,7 @@
-"""The interface of a check: what rules, tally, chain, head and member machine ask of each check that a run has.
+"""Interface of a check: what rules, tally, chain, head and member machine request of each check of a run.
 
-A check has no state of its own. What it has to remember is one frozen value: in a head what a commit leaves to the open round, in a
-member's state what this node found. Both stand in mappings by the check's name, and nobody else reads them.
+A check has no state. Its memory is one frozen value: in a head, what a commit leaves to the open round; in a member's
+state, what this node found. Both are in mappings by the check's name, and only the check reads them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,9 +34,9 @@ class Findings:
     refused: Mapping[str, Why] = field(default_factory=dict)
     """Clusters that do not count; their votes do."""
     well_made: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """By cluster: voters that reject its contribution for its effect alone. They count as if they had accepted it."""
+    """Voters that reject a contribution for its effect alone, by cluster. They count as if they had accepted it."""
     records: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """By field of a reputation record: clusters whose record counts one more."""
+    """Clusters whose reputation record counts one more, by field."""
     penalized: frozenset[str] = frozenset()
     """Clusters that lose reputation although they count."""
 

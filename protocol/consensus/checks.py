@@ -1,7 +1,9 @@
-"""Optional checks of a run. The core (rules, tally, chain, head, member) iterates over `of(manifest)` and knows none of them.
+"""Optional checks of a run. The core (rules, tally, chain, head, member) iterates over `of(manifest)` and knows none of
+them.
 
-To add a check, write a module here with a subclass of `Check` named `CHECK`, and add its row to `WANTED` at the place of its turn.
-Wire fields that only this check uses get a row in `FIELDS`; a run without the check then rejects statements that set them.
+To add a check, write a module in protocol/checks with a subclass of `Check` named `CHECK`, and add its row to `WANTED`,
+in its order. Wire fields that only this check uses get a row in `FIELDS`; a run without the check then rejects
+statements that set them.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,15 +28,15 @@ WANTED: Mapping[str, Callable[[Manifest], bool]] = {
     "availability": lambda manifest: manifest.availability is not None,
     "merit": lambda manifest: manifest.settlement is not None,
 }
-"""By name, which is also that of the module: whether a run has the check. The order is part of the rules: a cluster that one check
-convicts has no vote in the checks after it."""
+"""Conditions under which a run has a check, by the name of its module. The order is part of the rules: a cluster that one
+check convicts has no vote in the checks after it."""
 
 FIELDS: Mapping[pb.Kind, Mapping[str, str]] = {
     pb.KIND_CLAIM: {"account": "merit"},
     pb.KIND_CONTRIBUTION: {"audit": "audits", "shares": "availability"},
     pb.KIND_RECEIPT: {"measured": "scores", "audits": "audits", "lacking": "availability"},
 }
-"""By kind of statement and field: the check without which the field is empty."""
+"""Checks without which a field is empty, by kind of statement and field."""
 
 
 def names(manifest: Manifest) -> tuple[str, ...]:

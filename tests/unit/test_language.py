@@ -8,7 +8,25 @@ from tests.language import RULES, Sentence, broken, measure, pages, sentences, t
 
 ROOT = Path(__file__).parents[2]
 
-MOST: dict[str, tuple[int, int, int, int]] = {}
+MOST: dict[str, tuple[int, int, int, int]] = {
+    "CHANGELOG.md": (0, 0, 1, 0),
+    "CONTRIBUTING.md": (0, 0, 2, 0),
+    "README.md": (0, 0, 2, 0),
+    "SECURITY.md": (0, 0, 1, 0),
+    "bench": (0, 1, 33, 0),
+    "cli": (0, 1, 22, 0),
+    "coordinator": (0, 0, 11, 0),
+    "deploy": (0, 0, 0, 0),
+    "docs": (1, 0, 62, 0),
+    "examples": (3, 0, 16, 5),
+    "node": (3, 5, 81, 0),
+    "plugins": (2, 0, 54, 1),
+    "protocol": (0, 0, 55, 0),
+    "testnet": (0, 0, 6, 0),
+    "tests": (2, 2, 45, 0),
+    "transport": (0, 0, 32, 0),
+    "views": (0, 0, 3, 0),
+}
 """Most sentences that break each of RULES, by folder. Lower a number after an improvement; never raise one."""
 
 
