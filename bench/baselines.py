@@ -82,7 +82,7 @@ class AllReduce:
         return 2 * (self.clusters - 1) / self.clusters
 
     def take(self, cluster: int) -> None:
-        """Take a cluster's gradient from the parameters: here it stays there and the next one is added."""
+        """Leave a cluster's gradient in the parameters, to which the next one is added."""
 
     def exchange(self) -> int:
         """Write the mean gradient to the parameters; return the bytes that one cluster sent."""

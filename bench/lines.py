@@ -26,7 +26,7 @@ PATIENCE_SECONDS = 1800.0
 
 
 def until(condition: Callable[[], T | None], progress: Callable[[], Any] = lambda: None) -> T:
-    """Return the condition's first value that is not None. `progress`: read at the end of patience, which starts again if
+    """Return the condition's first true value. `progress`: read at the end of patience, which starts again if
     this value has changed."""
     seen, deadline = progress(), time.monotonic() + PATIENCE_SECONDS
     while not (value := condition()):

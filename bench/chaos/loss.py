@@ -39,9 +39,9 @@ class Closed:
     roster: frozenset[str]
     """Names of nodes whose contributions it could have counted."""
     counted: Mapping[str, int]
-    """Inner steps of their phases, by name …"""
+    """Inner steps of their phases, by name."""
     settled: Mapping[str, int]
-    """Samples that it settles: its phase's, and those of earlier phases that no commit had counted."""
+    """Inner steps that it settles, by name: those of this phase, and of earlier phases that no commit had counted."""
 
 
 @dataclass(frozen=True)
