@@ -148,7 +148,7 @@ def test_a_group_of_options_is_one_argument():
     assert told.exit_code == 0, told.output
     ((other, peer),) = found
     assert (other, peer.name, peer.upload, peer.dht, peer.port) == ("y", "attic", ["1mbit", "2mbit@1-2"], False, None)
-    assert "Says so." in CliRunner().invoke(alone, ["--help"]).output
+    assert "Print its options." in CliRunner().invoke(alone, ["--help"]).output
 
 
 def test_a_verb_loads_no_other(tmp_path: Path):
