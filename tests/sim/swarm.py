@@ -75,6 +75,8 @@ class SimPeer:
     phase_ends: float = 0.0
     """End of the running local phase; phases follow each other without a pause."""
     halted: str = ""
+    left_out: str = ""
+    """Set if a commit left out a contribution that the coordinator had accepted."""
     last_arrival: float = 0.0
     team: "Boxes | None" = None
     """Cluster of two hosts with this peer as the lead host, or the other host."""
@@ -196,7 +198,7 @@ class SimPeer:
                 case member.Halt(why):
                     self.halted = why
                 case member.Emit(events.LeftOut() as told):
-                    self.halted = told.line()
+                    self.left_out = told.line()
         due = member.next_deadline(self.state)
         if due is not None:
             self.after(max(0.0, due - self.swarm.now), lambda: self.feed(member.Tick()))

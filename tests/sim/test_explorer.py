@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from dilocox.protocol import limits
@@ -46,6 +46,19 @@ RUN = manifest(
 BOUND = RUN.model_copy(update={"model": RUN.model.model_copy(update={"seed_state": digest("initial").hex()})})
 """A run with a manifest that names the initial state."""
 SHARES = RUN.model_copy(update={"availability": Availability()})
+AUTHOR_CUT_OFF_FROM_A_RESTORED_COORDINATOR: tuple[list[tuple[str, Any, float, float]], list[int], int] = (
+    [
+        ("cut coordinator", 0, 69.0, 70.0),
+        ("crash", [1], 66.0, 20.0),
+        ("leave", [0], 30.0, 3.0),
+        ("backup of the coordinator", 2, 69.0, 0.5),
+        ("crash", [1], 66.0, 20.0),
+        ("leave", [3], 37.0, 0.5),
+    ],
+    [],
+    3451,
+)
+"""The coordinator accepts a contribution, is restored from an older backup, and closes the round before its author is back."""
 """Run in which clusters are drawn to probe others for erasure shards, and report the result."""
 LIAR = 1
 """Peer that reports false states: only one, because two thirds of three agreeing clusters are believed."""
@@ -215,6 +228,7 @@ def test_whatever_happens_to_a_cluster_of_boxes_the_run_goes_on_with_one_chain(s
 @pytest.mark.filterwarnings("ignore")
 @settings(max_examples=SCHEDULES // 2, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
 @given(WITH_BOXES, st.booleans())
+@example(AUTHOR_CUT_OFF_FROM_A_RESTORED_COORDINATOR, True)
 def test_whatever_receipts_say_of_samples_the_run_goes_on_with_one_chain(schedule, boxes):
     with few_places():
         faults, gone, seed = schedule
@@ -307,12 +321,14 @@ def explore(
     alive = swarm.run_for(PATIENCE, swarm.finished)
     where = f"round {swarm.state.head.round}, {swarm.state.head.trained} trained: {round.why_open(swarm.state)}"
     assert alive, f"a dead run: {where}"
+    restored = any(kind == "backup of the coordinator" for kind, *_ in faults)  # it lost what it accepted after the backup
     head = initial_head(COORDINATOR.peer, run.model.root)
     for commit in swarm.commits:
         head, _ = chain.extend(swarm.run, head, commit.envelope)
     assert head == swarm.state.head
     for peer in swarm.peers:
         assert not peer.halted
+        assert restored or not peer.left_out
         if peer.up:
             assert [c.digest for c in peer.disk.commits] == [c.digest for c in swarm.commits]
             assert peer.fold == head_state(swarm)

@@ -39,6 +39,7 @@ def check(swarm: Swarm) -> None:
     for peer in up:
         assert [c.digest for c in peer.disk.commits] == [c.digest for c in swarm.commits]
         assert not peer.halted
+        assert not peer.left_out
     assert {peer.fold for peer in up} == {swarm.commits[-1].body.state}
 
 
