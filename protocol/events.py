@@ -171,7 +171,7 @@ class Audited(Event):
 
 @dataclass(frozen=True)
 class LeftOut(Event):
-    """Commit left out an accepted contribution: the coordinator broke its word, or was restored from an older backup."""
+    """Commit left out an accepted contribution: by a dishonest coordinator, or one restored from an older backup."""
 
     kind = "left-out"
     round: int

@@ -76,7 +76,7 @@ class SimPeer:
     """End of the running local phase; phases follow each other without a pause."""
     halted: str = ""
     left_out: str = ""
-    """Set if a commit left out a contribution that the coordinator had accepted."""
+    """Sentence of a commit that left out a contribution which the coordinator had accepted; else empty."""
     last_arrival: float = 0.0
     team: "Boxes | None" = None
     """Cluster of two hosts with this peer as the lead host, or the other host."""
