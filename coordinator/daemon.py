@@ -51,7 +51,7 @@ from dilocox.views.health import answers_of_coordinator
 from dilocox.views.http import add_run_routes, create_app
 from dilocox.views.metrics import RunMetrics
 
-__all__ = ["ComputeState", "CoordinatorSettings", "create_coordinator_app", "remind", "run_coordinator"]
+__all__ = ["ComputeState", "CoordinatorSettings", "create_coordinator_app", "make_link", "remind", "run_coordinator"]
 
 log = logging.getLogger(__name__)
 
@@ -167,7 +167,7 @@ async def _live(
         served = await _open_network(daemon, chain)
 
         def tell_link(others: Sequence[Candidate] = ()) -> None:
-            link = _link(settings.manifest, home, served.network, others)
+            link = served.desk.link = make_link(settings.manifest, home, served.network, others)
             ports = served.network.endpoint.ports
             home.announce(role="coordinator", api=door.url, link=str(link), **daemon.facts, **ports)
             announce(link)
@@ -305,7 +305,7 @@ async def remind(service: CoordinatorService) -> None:
             log.warning("%s: %s", round_machine.why_open(service.state), FEWER_MACHINES)
 
 
-def _link(manifest: Manifest, home: DataDirectory, network: Network, others: Sequence[Candidate]) -> JoinLink:
+def make_link(manifest: Manifest, home: DataDirectory, network: Network, others: Sequence[Candidate]) -> JoinLink:
     """Return the join link to this coordinator and to the standbys with its key; the next version of its record names
     them, too."""
     digest, dht = sha256(network.endpoint.certificate.certificate_der), list(network.endpoint.dht_addresses)

@@ -1,4 +1,4 @@
-"""gRPC front end of a coordinator. The leader serves requests; a standby answers UNAVAILABLE and names the leader.
+"""gRPC front end of a coordinator. The leader serves requests; a standby refuses them and sends a newer join link.
 
 The leader elected last has the highest incarnation number in its signed record. The store counts incarnations, and may
 be restored, replaced or abandoned. So callers send the newest record they know, and the leader numbers its incarnation
@@ -14,6 +14,7 @@ import grpc.aio
 from dilocox.coordinator.service import CoordinatorService
 from dilocox.coordinator.stream_limits import Streams
 from dilocox.protocol.errors import LocalError, RemoteError
+from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
@@ -21,6 +22,7 @@ from dilocox.protocol.wire.messages import Statement, open_envelope
 from dilocox.transport.limits.addresses import address_of
 from dilocox.transport.limits.caller_auth import CallerAuth, Context
 from dilocox.transport.net.peer_directory import is_overtaken, life_of
+from dilocox.transport.net.rpc import LINK_HEADER
 from dilocox.transport.store.chain_file import ChainFile
 
 __all__ = ["CoordinatorFrontend", "ElectionService", "Incarnation"]
@@ -32,6 +34,8 @@ class CoordinatorFrontend(rpc.CoordinatorServicer):
         """Service of the leader. None: this coordinator does not lead."""
         self.says = "this coordinator starts"
         """Why we do not, and who does."""
+        self.link: JoinLink | None = None
+        """Newest join link, with the addresses of all coordinators. None: the store was not read yet."""
         self.record: Statement[pb.PeerRecord] | None = None
         """Our newest."""
         self.changed = asyncio.Event()
@@ -60,7 +64,8 @@ class CoordinatorFrontend(rpc.CoordinatorServicer):
 
     async def _served(self, context: Context) -> CoordinatorService:
         if self.service is None:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, self.says)
+            link = () if self.link is None else ((LINK_HEADER, str(self.link)),)
+            await context.abort(grpc.StatusCode.UNAVAILABLE, self.says, link)
             raise AssertionError("unreachable")
         return self.service
 

@@ -1,8 +1,9 @@
 """Client of the coordinator: finds it, fetches the manifest, follows the run, submits statements. It retries for ever.
 
 It finds the coordinator by its newest signed record (from the DHT, a cache, or the coordinator), or at an address in
-the join link; after a failed call it tries the next. With several coordinators, each reports when it becomes leader.
-The client follows the newest leader at once, also while the one before still runs and does not know it.
+the join link; after a failed call it tries the next. A standby sends a newer link. With several coordinators, each
+reports when it becomes leader. The client follows the newest leader at once, also while the one before still runs and
+does not know it.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ from dilocox.protocol.pb import services_pb2_grpc as rpc
 from dilocox.protocol.run.manifest import Manifest, open_manifest
 from dilocox.protocol.wire.messages import Statement, open_envelope
 from dilocox.transport.net.peer_directory import PeerDirectory, is_overtaken, life_of
-from dilocox.transport.net.rpc import ChannelPool, record_of
+from dilocox.transport.net.rpc import LINK_HEADER, ChannelPool, record_of
 
 __all__ = ["Backoff", "CoordinatorLink"]
 
@@ -94,6 +95,8 @@ class CoordinatorLink:
         """Seconds by which this machine's clock is ahead of the coordinator's, as `run` found."""
         self.signed_manifest: pb.Envelope | None = None
         """Manifest with the owner's signature, after `run` returned."""
+        self._named: tuple[Way, ...] = ()
+        """Addresses in the newest link from a standby."""
         self._failed: set[Way] = set()
         """Addresses that are tried again only after all others."""
         self._pinned: dict[Way, pb.PeerRecord] = {}
@@ -113,9 +116,20 @@ class CoordinatorLink:
         way = await self._way()
         try:
             yield rpc.CoordinatorStub(self._channels.channel(await self._record(way)))
-        except (RemoteError, grpc.aio.AioRpcError):
+        except (RemoteError, grpc.aio.AioRpcError) as error:
             self._failed.add(way)
+            if isinstance(error, grpc.aio.AioRpcError):
+                self._take_link(error)
             raise
+
+    def _take_link(self, refused: grpc.aio.AioRpcError) -> None:
+        """Store the addresses of the link that a standby sent with a refused call."""
+        for key, value in refused.trailing_metadata() or ():
+            if key == LINK_HEADER:
+                with suppress(ConfigError):
+                    link = JoinLink.parse(str(value))
+                    if (link.run_id, link.coordinator) == (self._link.run_id, self._link.coordinator):
+                        self._named = link.ways
 
     async def _way(self) -> Way:
         """The first that did not fail since all did."""
@@ -125,7 +139,7 @@ class CoordinatorLink:
         return next(way for way in ways if way not in self._failed)
 
     async def _ways(self) -> list[Way]:
-        """Return the addresses: of the coordinator's record, of the link, then of the standbys in its record."""
+        """Return the addresses of the coordinator's record, of the link, of the record's standbys, then of a standby's link."""
         record, ways = await self._directory.find(self._link.coordinator), dict[Way, None]()
         if record is not None and record.address:
             way = Way(record.address, sha256(record.certificate))
@@ -134,6 +148,7 @@ class CoordinatorLink:
         ways |= dict.fromkeys(self._link.ways)
         if record is not None:
             ways |= {Way(other.address, other.certificate): None for other in record.elsewhere}
+        ways |= dict.fromkeys(self._named)
         # Its record may change without end.
         self._pinned = {way: pinned for way, pinned in self._pinned.items() if way in ways}
         self._failed &= ways.keys()

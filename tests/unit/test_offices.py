@@ -2,18 +2,19 @@
 lost its data."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dilocox.coordinator.daemon import make_link
 from dilocox.coordinator.frontend import CoordinatorFrontend
 from dilocox.coordinator.kv_store import StoreError
 from dilocox.coordinator.leadership import Leadership, campaign, lead_alone, write_down_store
 from dilocox.coordinator.service import Contacts, CoordinatorService
-from dilocox.coordinator.shared_log import COMMITS_KEPT, LEASE_SECONDS, DeposedError
+from dilocox.coordinator.shared_log import COMMITS_KEPT, LEASE_SECONDS, Candidate, DeposedError
 from dilocox.node.attest.verify import appraise
 from dilocox.node.exchange.coordinator_client import CoordinatorLink
 from dilocox.protocol.crypto import sha256
@@ -123,7 +124,11 @@ class Coordinator:
     async def _office(self, home: DataDirectory, network: Network, tasks: Tasks, closing: AsyncExitStack) -> Leadership:
         if self.alone:
             return await lead_alone(home, self.chain, network, self.desk)
-        says, told = self.says.append, lambda others: None
+        says = self.says.append
+
+        def told(others: Sequence[Candidate]) -> None:
+            self.desk.link = make_link(RUN, home, network, others)
+
         return await campaign(self.world, self.name, home, self.chain, network, self.desk, tasks, closing, says, told, False)
 
 
@@ -292,6 +297,30 @@ async def test_who_stands_by_says_who_leads(world: World):
         await until(lambda: one.service)
         await until(lambda: "one at" in two.desk.says)
         assert two.service is None
+
+
+async def test_a_standby_names_the_leader_to_a_node_with_an_old_link(world: World):
+    """Check a node that knows only the standby, and has no DHT."""
+    async with started(world, "one") as one, started(world, "two") as two:
+        await until(lambda: one.service)
+        await until(lambda: two.desk.link)
+        async with following(two.way) as node:
+            await until(one.watched)
+            await until(lambda: node.link.connected)
+
+
+@pytest.mark.parametrize("kind", ["this run's", "another run's", "another coordinator's", "malformed"])
+async def test_only_a_link_of_this_run_adds_addresses(world: World, kind: str):
+    async with started(world, "one") as one, started(world, "two") as two:
+        await until(lambda: one.service)
+        await until(lambda: two.desk.link)
+        run_id = bytes(32) if kind == "another run's" else RUN.run_id
+        peer = identity(2).peer if kind == "another coordinator's" else COORDINATOR.peer
+        two.desk.link = "dilocox://" if kind == "malformed" else JoinLink(run_id, peer, *one.way)  # type: ignore[assignment]
+        async with following(two.way) as node:
+            node.following.cancel()
+            answers = [await node.link.submit_once(pb.Envelope()) for _ in range(3)]
+            assert any(answers) == (kind == "this run's")
 
 
 def test_a_folder_that_shared_its_rounds_does_not_start_alone(tmp_path: Path):

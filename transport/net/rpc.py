@@ -32,6 +32,8 @@ Metadata = Iterable[tuple[str, str | bytes]] | None
 Spend = Callable[[int], Awaitable[float]]
 """Waits until so many bytes may pass; the seconds that it took."""
 
+LINK_HEADER = "dilocox-link"
+"""Metadata of a refused call: the run's newest join link."""
 CONNECT_SECONDS = 10.0
 """A TCP and TLS handshake across the world takes under two seconds; five times that is a dead address."""
 STALL_SECONDS = 30.0
