@@ -15,7 +15,7 @@ from dilocox.node.exchange.coordinator_client import CoordinatorLink
 from dilocox.protocol.crypto import Identity, sha256
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.ids import JoinLink
-from dilocox.protocol.member import member
+from dilocox.protocol.member import member, member_io
 from dilocox.protocol.norms import norm_code
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2_grpc as rpc
@@ -86,21 +86,21 @@ class HonestPeer:
     async def __aexit__(self, *exception: object) -> None:
         await self._closing.aclose()
 
-    def _feed(self, event: member.Input) -> None:
+    def _feed(self, event: member_io.Input) -> None:
         self.state, effects = member.step(self.state, event, time.monotonic())
         for effect in effects:
             match effect:
-                case member.Sign(kind, body):
-                    self._feed(member.Signed(seal(self.identity, kind, self.run.run_id, body)))
-                case member.Judge(contribution):
+                case member_io.Sign(kind, body):
+                    self._feed(member_io.Signed(seal(self.identity, kind, self.run.run_id, body)))
+                case member_io.Judge(contribution):
                     self._tasks.start(self._judge(contribution), "judge")
-                case member.Halt(why):
+                case member_io.Halt(why):
                     raise AssertionError(why)
         self._speak.set()
 
     def _know_state(self) -> None:
         head = self.chain.head
-        self._feed(member.StateReady(head.round, state_root(head.trained), None))
+        self._feed(member_io.StateReady(head.round, state_root(head.trained), None))
         if self.state.on_roster:
             self._tasks.start(self._train(head.round), f"train {head.round}")
 
@@ -112,7 +112,7 @@ class HonestPeer:
         leaves = await asyncio.to_thread(self.store.put, [os.urandom(PAYLOAD_BYTES)])
         steps = self.run.rounds.inner_steps
         self._feed(
-            member.PhaseEnded(
+            member_io.PhaseEnded(
                 round=round,
                 base=state_root(head.trained),
                 inner_steps=steps,
@@ -137,22 +137,24 @@ class HonestPeer:
             except (RemoteError, grpc.aio.AioRpcError):
                 await asyncio.sleep(AGAIN_SECONDS)
             else:
-                self._feed(member.Judged(contribution.digest, (pb.REASON_UNSPECIFIED, 0)))
+                self._feed(member_io.Judged(contribution.digest, (pb.REASON_UNSPECIFIED, 0)))
                 return
 
     async def _follow(self) -> None:
-        away: Callable[[], None] = lambda: self._feed(member.Away())  # noqa: E731
+        away: Callable[[], None] = lambda: self._feed(member_io.Away())  # noqa: E731
         async for event in self._coordinator.watch(lambda: self.chain.length, self._heartbeat, away):
             if not self.state.connected:
-                self._feed(member.Connected())
+                self._feed(member_io.Connected())
             if event.WhichOneof("event") != "statement" or event.statement.kind == pb.KIND_PEER_RECORD:
                 continue
             if event.statement.kind != pb.KIND_COMMIT:
-                self._feed(member.Seen(open_envelope(event.statement, self.run.run_id, (pb.KIND_BALLOT, pb.KIND_CONTRIBUTION))))
+                self._feed(
+                    member_io.Seen(open_envelope(event.statement, self.run.run_id, (pb.KIND_BALLOT, pb.KIND_CONTRIBUTION)))
+                )
             elif pb.Commit.FromString(event.statement.body).round == self.chain.length:
                 self.closed_at.append(time.monotonic())
                 commit = await asyncio.to_thread(self.chain.append, event.statement)
-                self._feed(member.Committed(commit, self.chain.head))
+                self._feed(member_io.Committed(commit, self.chain.head))
                 self._know_state()
 
     async def _offer(self) -> None:
@@ -161,7 +163,7 @@ class HonestPeer:
             for statement in member.offers(self.state):
                 answer = await self._coordinator.submit_once(statement.envelope)
                 if answer is not None:
-                    self._feed(member.Answered(statement, answer.outcome, answer.reason, answer.detail, answer.head))
+                    self._feed(member_io.Answered(statement, answer.outcome, answer.reason, answer.detail, answer.head))
             await self._speak.wait()
 
     def _heartbeat(self) -> Statement[pb.Heartbeat]:

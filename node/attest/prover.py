@@ -17,7 +17,7 @@ from dilocox.protocol import events
 from dilocox.protocol.consensus.rules import Outcome
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import RemoteError
-from dilocox.protocol.member import member
+from dilocox.protocol.member import member_io
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.pb import services_pb2_grpc as rpc
@@ -116,7 +116,7 @@ class Prover:
 
 
 class Machine(Protocol):
-    def feed(self, event: member.Attestation) -> None: ...
+    def feed(self, event: member_io.Attestation) -> None: ...
 
     def emit(self, event: events.Event) -> None: ...
 
@@ -131,7 +131,7 @@ async def prove(prover: Prover, machine: Machine) -> None:
         if result.code and result.code != refused:
             machine.emit(events.AttestationRefused(result.code, result.reason))
         refused = result.code
-        machine.feed(member.Attestation(result.attested, result.reason))
+        machine.feed(member_io.Attestation(result.attested, result.reason))
 
 
 class AttestorService(rpc.AttestorServicer):

@@ -32,7 +32,7 @@ from dilocox.protocol.consensus.data_leases import Lease
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import LocalError, RemoteError
 from dilocox.protocol.ids import short
-from dilocox.protocol.member.member import MemberState
+from dilocox.protocol.member.member_state import MemberState
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.run.corpus import Corpus, order_of
 from dilocox.protocol.run.manifest import Manifest

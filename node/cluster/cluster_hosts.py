@@ -23,8 +23,9 @@ from dilocox.protocol import limits
 from dilocox.protocol.consensus.head import HostRange
 from dilocox.protocol.errors import LocalError, RemoteError
 from dilocox.protocol.ids import several, short
-from dilocox.protocol.member.member import MemberState, consent
+from dilocox.protocol.member.member import consent
 from dilocox.protocol.member.member_io import Laid, Verdict, Whole
+from dilocox.protocol.member.member_state import MemberState
 from dilocox.protocol.member.node_status import Status
 from dilocox.protocol.pb import boxes_pb2 as boxes
 from dilocox.protocol.pb import messages_pb2 as pb

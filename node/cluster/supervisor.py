@@ -22,9 +22,9 @@ from dilocox.protocol import events
 from dilocox.protocol.consensus.chain import taken
 from dilocox.protocol.errors import LocalError, RemoteError
 from dilocox.protocol.ids import several
-from dilocox.protocol.member import member
-from dilocox.protocol.member.member import MemberState
+from dilocox.protocol.member import member_io
 from dilocox.protocol.member.member_io import Verdict
+from dilocox.protocol.member.member_state import MemberState
 from dilocox.protocol.member.node_status import Status
 from dilocox.protocol.payload.payload_index import read_leaves
 from dilocox.protocol.pb import messages_pb2 as pb
@@ -94,7 +94,7 @@ class WorkerSupervisor:
         self._keeping.judged(contribution.body)
         return await self._team.judge(contribution, base, rank_or_k)
 
-    def score(self, asked: member.Measure) -> None:
+    def score(self, asked: member_io.Measure) -> None:
         """Let the workers score a contribution when they can. Workers without a start receive the request when they have
         the state."""
         if not self._crew.started:
@@ -134,7 +134,7 @@ class WorkerSupervisor:
         self._ending, self._failed = why, failed
         self._team.end_generation()
 
-    def _hear(self, fact: member.Input) -> None:
+    def _hear(self, fact: member_io.Input) -> None:
         """Feed a report to the member machine, unless the worker group was stopped."""
         if not self._ending:
             self._member.feed(fact)
@@ -195,7 +195,7 @@ class WorkerSupervisor:
                 case "rechecked":
                     if (digests := self._crew.rechecked(rank, event.rechecked)) is not None:
                         root = await asyncio.to_thread(self._store.put, [state_blob(digests)])
-                        self._hear(member.Rechecked(event.rechecked.round, root))
+                        self._hear(member_io.Rechecked(event.rechecked.round, root))
                 case "scored":
                     self._hear(scored(event.scored))
                 case "failed":
@@ -228,7 +228,7 @@ class WorkerSupervisor:
             counted = {item.cluster for item in taken(applied.body)}
             mine = self._me in counted
             self._member.emit(events.CommitApplied(ready.round - 1, mine, len(counted), ready.applied_at_step, root.hex()[:12]))
-        self._hear(member.StateReady(ready.round, root, ready.evaluation_loss))
+        self._hear(member_io.StateReady(ready.round, root, ready.evaluation_loss))
         await self._keeping.retain()
 
     async def _enter_what_was_kept(self, hello: worker.Hello) -> None:
@@ -267,7 +267,7 @@ class WorkerSupervisor:
         else:
             self._finding = self._tasks.start(self._contribute_by_holders(ended, phase.payloads), "find holders")
 
-    async def _contribute_by_holders(self, ended: member.PhaseEnded, payloads: Sequence[worker.StagePayload]) -> None:
+    async def _contribute_by_holders(self, ended: member_io.PhaseEnded, payloads: Sequence[worker.StagePayload]) -> None:
         """Contribute for a cluster with unreachable hosts: upload the payloads to relays, then announce them."""
         try:
             self._hear(replace(ended, holders=await self._team.held(ended.leaves, payloads)))

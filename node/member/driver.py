@@ -14,8 +14,8 @@ from dilocox.node.context.run_context import RunContext
 from dilocox.node.state.signed_statements import SignedStatementLog
 from dilocox.protocol import events
 from dilocox.protocol.errors import LocalError
-from dilocox.protocol.member import member
-from dilocox.protocol.member.member import MemberState
+from dilocox.protocol.member import member, member_io
+from dilocox.protocol.member.member_state import MemberState
 from dilocox.protocol.member.node_status import Status, status
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.wire.messages import Statement, canonical, seal
@@ -38,7 +38,7 @@ class MemberPort(Protocol):
     def changes(self) -> Changes:
         """Return the changes of `state`."""
 
-    def feed(self, event: member.Input) -> None:
+    def feed(self, event: member_io.Input) -> None:
         """Feed an input. Raises LocalError if the machine cannot continue."""
 
     def emit(self, event: events.Event) -> None:
@@ -67,7 +67,7 @@ class RoundClosed:
     """A commit closed the round: verdicts on its contributions are not needed any more."""
 
 
-Order = JudgeOrder | RoundClosed | member.Measure | member.Recheck | member.Resynchronise
+Order = JudgeOrder | RoundClosed | member_io.Measure | member_io.Recheck | member_io.Resynchronise
 """Request of the machine to the workers that it leads."""
 
 
@@ -112,28 +112,28 @@ class MemberDriver:
     def resume(self) -> None:
         """Feed the machine what an earlier incarnation signed."""
         for statement in self._own.all():
-            self.feed(member.Signed(statement))
+            self.feed(member_io.Signed(statement))
 
-    def feed(self, event: member.Input) -> None:
+    def feed(self, event: member_io.Input) -> None:
         self.state, effects = member.step(self.state, event, time.monotonic())
         for effect in effects:
             match effect:
-                case member.Sign(kind, body):
+                case member_io.Sign(kind, body):
                     sealed = seal(self.identity, kind, self.manifest.run_id, body)
                     self._tasks.start(self._sign(sealed), "sign")
-                case member.Judge(contribution):
+                case member_io.Judge(contribution):
                     order = JudgeOrder(contribution, self.state.root or b"", self.state.head.rank_or_k)
                     self.orders.put_nowait(order)
-                case member.Measure() | member.Recheck():
+                case member_io.Measure() | member_io.Recheck():
                     self.orders.put_nowait(effect)
-                case member.Resynchronise(round, detail):
+                case member_io.Resynchronise(round, detail):
                     self.emit(events.Diverged(round, detail))
                     self.orders.put_nowait(effect)
-                case member.Halt(why):
+                case member_io.Halt(why):
                     raise LocalError(why)
-                case member.Emit(told):
+                case member_io.Emit(told):
                     self.emit(told)
-        if isinstance(event, member.Committed):
+        if isinstance(event, member_io.Committed):
             self._accepted = None
             if not self.state.lead:  # a follower host has no orders of its own
                 self.orders.put_nowait(RoundClosed())
@@ -151,12 +151,12 @@ class MemberDriver:
             self._vote_timer = None
         if due is not None:
             delay = max(0.0, due - time.monotonic())
-            self._vote_timer = asyncio.get_running_loop().call_later(delay, lambda: self.feed(member.Tick()))
+            self._vote_timer = asyncio.get_running_loop().call_later(delay, lambda: self.feed(member_io.Tick()))
 
     async def _sign(self, statement: Statement[Any]) -> None:
         """Write a statement to disk before it is sent."""
         await asyncio.to_thread(self._own.keep, statement)
-        self.feed(member.Signed(statement))
+        self.feed(member_io.Signed(statement))
 
     def accepted(self, contribution: pb.Envelope, answer: pb.Envelope) -> None:
         """Store the coordinator's signed answer: it proves that a commit leaves us out."""

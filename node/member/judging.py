@@ -6,7 +6,7 @@ from typing import Protocol
 
 from dilocox.node.member.driver import JudgeOrder, Order, RoundClosed
 from dilocox.protocol.ids import short
-from dilocox.protocol.member import member
+from dilocox.protocol.member import member_io
 from dilocox.protocol.member.member_io import Verdict
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.wire.messages import Statement
@@ -23,7 +23,7 @@ class Judge(Protocol):
     async def judge(self, contribution: Statement[pb.Contribution], base: bytes, rank_or_k: int) -> Verdict:
         """Download and check its payloads, until cancelled; `base`: this node's state root."""
 
-    def score(self, asked: member.Measure) -> None: ...
+    def score(self, asked: member_io.Measure) -> None: ...
 
     def recheck(self, round: int) -> None:
         """Replay the last commit from disk."""
@@ -35,7 +35,7 @@ class Judge(Protocol):
 class Machine(Protocol):
     orders: asyncio.Queue[Order]
 
-    def feed(self, event: member.Judged) -> None: ...
+    def feed(self, event: member_io.Judged) -> None: ...
 
 
 class Judging:
@@ -56,12 +56,12 @@ class Judging:
                 self._verdicts.append(self._tasks.start(self._give_verdict(order), name))
             case RoundClosed():
                 self._cancel_verdicts()
-            case member.Measure():
+            case member_io.Measure():
                 self._judge.score(order)
-            case member.Recheck(round):
+            case member_io.Recheck(round):
                 log.warning("the state before round %d differs from others'; replaying the commit before it", round)
                 self._judge.recheck(round)
-            case member.Resynchronise():
+            case member_io.Resynchronise():
                 self._cancel_verdicts()
                 self._judge.resynchronise()
 
@@ -73,4 +73,4 @@ class Judging:
 
     async def _give_verdict(self, order: JudgeOrder) -> None:
         verdict = await self._judge.judge(order.contribution, order.base, order.rank_or_k)
-        self._machine.feed(member.Judged(order.contribution.digest, verdict))
+        self._machine.feed(member_io.Judged(order.contribution.digest, verdict))

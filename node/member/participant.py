@@ -27,7 +27,7 @@ from dilocox.protocol.consensus.chain import taken
 from dilocox.protocol.consensus.rules import Outcome
 from dilocox.protocol.errors import RemoteError
 from dilocox.protocol.ids import printable
-from dilocox.protocol.member import member
+from dilocox.protocol.member import member, member_io
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.protocol.wire.messages import Statement, open_envelope, seal
@@ -105,10 +105,10 @@ class Participant:
                     await self._statement(event.statement)
                 case "disagreement":
                     if self.machine.cluster == self.identity.peer and self.machine.cluster in event.disagreement.clusters:
-                        self.machine.feed(member.Differs(event.disagreement.round))
+                        self.machine.feed(member_io.Differs(event.disagreement.round))
 
     def _away(self) -> None:
-        self.machine.feed(member.Away())
+        self.machine.feed(member_io.Away())
 
     def _hears_tip(self, tip: services.Tip) -> None:
         """The first event of a stream; a coordinator that knows less than we do gets back what it signed."""
@@ -122,7 +122,7 @@ class Participant:
             raise error
         if not self.machine.state.connected:
             self._told = None
-            self.machine.feed(member.Connected())
+            self.machine.feed(member_io.Connected())
             if self._giving_back is not None:
                 self._giving_back.cancel()  # replaced by a backfill to its current length
                 self._giving_back = None
@@ -143,7 +143,7 @@ class Participant:
                 self._directory.learn(open_envelope(envelope, self.manifest.run_id, (pb.KIND_PEER_RECORD,)))
             else:
                 kinds = (pb.KIND_BALLOT, pb.KIND_CONTRIBUTION)
-                self.machine.feed(member.Seen(open_envelope(envelope, self.manifest.run_id, kinds)))
+                self.machine.feed(member_io.Seen(open_envelope(envelope, self.manifest.run_id, kinds)))
         except RemoteError as error:
             log.warning("the coordinator sent something that does not hold: %s", error)
 
@@ -155,7 +155,7 @@ class Participant:
         if not self.machine.state.takes_part:
             self._told = None
         self._directory.know(self.chain.parties)
-        self.machine.feed(member.Committed(commit, self.chain.head))
+        self.machine.feed(member_io.Committed(commit, self.chain.head))
         self._traffic.closed(commit.body.round)
         self.workers.chain_grew()
 
@@ -181,7 +181,7 @@ class Participant:
             return False
         if answer.outcome is Outcome.REJECT:
             log.warning("the coordinator rejected our %s: %s", type(statement.body).__name__.lower(), answer.detail)
-        self.machine.feed(member.Answered(statement, answer.outcome, answer.reason, answer.detail, answer.head))
+        self.machine.feed(member_io.Answered(statement, answer.outcome, answer.reason, answer.detail, answer.head))
         if statement.kind == pb.KIND_CONTRIBUTION and statement.digest in self.machine.state.open.held:
             self.machine.accepted(statement.envelope, answer.signed)
         return True

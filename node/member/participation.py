@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from dilocox.node.member.participant import Workers
 from dilocox.protocol.errors import LocalError
-from dilocox.protocol.member import member
-from dilocox.protocol.member.member import MemberState
+from dilocox.protocol.member import member, member_io
+from dilocox.protocol.member.member_state import MemberState
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.transport.limits.schedule import Hours, Local, changes_at
 from dilocox.transport.process.tasks import Tasks
@@ -72,7 +72,7 @@ class Machine(Protocol):
 
     def pause_until(self, until: str) -> None: ...
 
-    def feed(self, event: member.Input) -> None: ...
+    def feed(self, event: member_io.Input) -> None: ...
 
 
 class ParticipationSchedule:
@@ -116,12 +116,12 @@ class ParticipationSchedule:
         node.pause_until(until)
         stays = not node.state.leaving and node.state.finishing is None
         if stays and not takes_part:
-            node.feed(member.LeaveRun(finishing=True))
+            node.feed(member_io.LeaveRun(finishing=True))
         elif takes_part and not stays:
             if self._ending is not None:  # workers that are ending cannot continue
                 await asyncio.wait({self._ending})
                 self._ending = None
-            node.feed(member.Return())
+            node.feed(member_io.Return())
 
     async def pause(self, at_once: bool) -> str:
         """Take no part until `resume`, also where this node was to leave; a sentence for who asked. Raises LocalError where that is
@@ -131,7 +131,7 @@ class ParticipationSchedule:
         await asyncio.to_thread(write_atomically, self._marker, b"")
         await self.look()
         if at_once:
-            self._machine.feed(member.LeaveRun())
+            self._machine.feed(member_io.LeaveRun())
         return self._said("pauses")
 
     async def resume(self) -> str:
@@ -148,7 +148,7 @@ class ParticipationSchedule:
         self._going, self._at_once = True, at_once
         self._machine.pause_until("")
         finished = self._machine.state.head.finished
-        self._machine.feed(member.LeaveRun(finishing=not at_once))
+        self._machine.feed(member_io.LeaveRun(finishing=not at_once))
         if at_once or finished or self._machine.state.lead:  # of a finished run there is no roster to leave
             self._tasks.stop()
         return self._said("leaves")
@@ -201,7 +201,7 @@ class ParticipationSchedule:
         """Say goodbye (for at most `seconds`), then end the workers."""
         self._going, self._at_once = True, True
         self._machine.pause_until("")
-        self._machine.feed(member.LeaveRun())
+        self._machine.feed(member_io.LeaveRun())
         unsaid = not self._machine.state.lead  # a follower host's lead host leaves for it
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):

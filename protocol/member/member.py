@@ -47,7 +47,6 @@ from dilocox.protocol.member.member_io import (
     Judged,
     Laid,
     LeaveRun,
-    Measure,
     PhaseEnded,
     Recheck,
     Rechecked,
@@ -58,7 +57,6 @@ from dilocox.protocol.member.member_io import (
     Signed,
     StateReady,
     Tick,
-    Verdict,
     Whole,
 )
 from dilocox.protocol.member.member_state import MemberState, OpenRound
@@ -66,44 +64,7 @@ from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.run.manifest import Manifest
 from dilocox.protocol.wire.messages import Statement
 
-__all__ = [
-    "Answered",
-    "Asked",
-    "Attestation",
-    "Away",
-    "CheckInput",
-    "Committed",
-    "Connected",
-    "Differs",
-    "Effect",
-    "Emit",
-    "Halt",
-    "Input",
-    "Judge",
-    "Judged",
-    "Laid",
-    "LeaveRun",
-    "Measure",
-    "MemberState",
-    "PhaseEnded",
-    "Recheck",
-    "Rechecked",
-    "Resynchronise",
-    "Return",
-    "Seen",
-    "Sign",
-    "Signed",
-    "StateReady",
-    "Tick",
-    "Verdict",
-    "Whole",
-    "consent",
-    "next_deadline",
-    "offers",
-    "parted",
-    "start",
-    "step",
-]
+__all__ = ["consent", "next_deadline", "offers", "parted", "start", "step"]
 
 VOTE_SHARE = 0.75
 """Part of a ballot's time after which a voter sends the verdicts that it has."""

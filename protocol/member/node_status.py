@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from dilocox.protocol.errors import reason_name
-from dilocox.protocol.member.member import MemberState
+from dilocox.protocol.member.member_state import MemberState
 
 __all__ = ["FEWER_MACHINES", "FINISHED", "REMINDER_SECONDS", "Status", "status"]
 

@@ -18,7 +18,7 @@ from dilocox.protocol.checks.score_rules import Score
 from dilocox.protocol.checks.scores import Scored
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.ids import JoinLink
-from dilocox.protocol.member import member
+from dilocox.protocol.member import member, member_io
 from dilocox.protocol.norms import norm_code, norm_of
 from dilocox.protocol.payload.payload import Layout, owner_of
 from dilocox.protocol.pb import messages_pb2 as pb
@@ -85,20 +85,20 @@ class HostilePeer:
         await self.server.stop(grace=0)
         self.chain.close()
 
-    def feed(self, event: member.Input) -> None:
+    def feed(self, event: member_io.Input) -> None:
         """Feed the node's own machine; sign the statements that it makes, after spoiling them."""
         self.state, effects = member.step(self.state, event, time.monotonic())
         for effect in effects:
             match effect:
-                case member.Sign(kind, body):
+                case member_io.Sign(kind, body):
                     if kind == pb.KIND_CONTRIBUTION:
                         self._spoil(body)
-                    self.feed(member.Signed(seal(self.identity, kind, self.run.run_id, body)))
-                case member.Judge(contribution):
-                    self.feed(member.Judged(contribution.digest, (pb.REASON_UNSPECIFIED, 0)))  # judges without a check
-                case member.Measure(contribution):
+                    self.feed(member_io.Signed(seal(self.identity, kind, self.run.run_id, body)))
+                case member_io.Judge(contribution):
+                    self.feed(member_io.Judged(contribution.digest, (pb.REASON_UNSPECIFIED, 0)))  # judges without a check
+                case member_io.Measure(contribution):
                     self.feed(Scored(contribution.digest, Score(1.0, 0.0, 1.0)))  # nor at what it does
-                case member.Halt(why):
+                case member_io.Halt(why):
                     raise AssertionError(why)
         self.speak.set()
         self.moved.set()
@@ -106,21 +106,21 @@ class HostilePeer:
 
     async def _follow(self) -> None:
         """Follow the chain, and learn the open round's state from others' contributions: this peer never computed it."""
-        away = lambda: self.feed(member.Away())  # noqa: E731
+        away = lambda: self.feed(member_io.Away())  # noqa: E731
         async for event in self.coordinator.watch(lambda: self.chain.length, self._heartbeat, away):
             if not self.state.connected:
-                self.feed(member.Connected())
+                self.feed(member_io.Connected())
             if event.WhichOneof("event") != "statement" or event.statement.kind == pb.KIND_PEER_RECORD:
                 continue
             if event.statement.kind == pb.KIND_COMMIT:
                 if pb.Commit.FromString(event.statement.body).round == self.chain.length:
-                    self.feed(member.Committed(self.chain.append(event.statement), self.chain.head))
+                    self.feed(member_io.Committed(self.chain.append(event.statement), self.chain.head))
                 continue
             statement = open_envelope(event.statement, self.run.run_id, (pb.KIND_BALLOT, pb.KIND_CONTRIBUTION))
             body = statement.body
             if statement.kind == pb.KIND_CONTRIBUTION and statement.peer != self.identity.peer and self.state.root is None:
-                self.feed(member.StateReady(body.round, body.base_state, None))
-            self.feed(member.Seen(statement))
+                self.feed(member_io.StateReady(body.round, body.base_state, None))
+            self.feed(member_io.Seen(statement))
 
     async def _offer(self) -> None:
         while True:
@@ -128,7 +128,7 @@ class HostilePeer:
             for statement in member.offers(self.state):
                 answer = await self.coordinator.submit_once(statement.envelope)
                 if answer is not None:
-                    self.feed(member.Answered(statement, answer.outcome, answer.reason, answer.detail, answer.head))
+                    self.feed(member_io.Answered(statement, answer.outcome, answer.reason, answer.detail, answer.head))
             await self.speak.wait()
 
     def _heartbeat(self) -> Statement[pb.Heartbeat]:
@@ -151,7 +151,7 @@ class HostilePeer:
         await self.until(lambda: self.state.on_roster and self.state.root is not None)
         head, steps = self.state.head, self.run.rounds.inner_steps
         read = head.ledger.leases[self.identity.peer].counted + steps * self.run.training.batch_size
-        phase = member.PhaseEnded(
+        phase = member_io.PhaseEnded(
             round=head.round,
             base=self.state.root or b"",
             inner_steps=steps,

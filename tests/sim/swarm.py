@@ -22,7 +22,7 @@ from dilocox.protocol.consensus.head import Head, HostRange, initial_head
 from dilocox.protocol.consensus.rules import JUDGES
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import RemoteError
-from dilocox.protocol.member import member
+from dilocox.protocol.member import member, member_io
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.rounds import round_machine as round
 from dilocox.protocol.rounds.round_machine import Moment
@@ -110,7 +110,7 @@ class SimPeer:
             self.keep(commit)
         self.phase_ends = self.swarm.now + self.phase_seconds()
         for statement in self.disk.own.values():
-            self.feed(member.Signed(statement))
+            self.feed(member_io.Signed(statement))
         if self.team is not None:
             self.team.look()
         self.train()
@@ -132,7 +132,7 @@ class SimPeer:
     def train(self) -> None:
         """Give the workers the state that the open round starts from."""
         if self.works:
-            self.feed(member.StateReady(self.head.round, self.fold, None))
+            self.feed(member_io.StateReady(self.head.round, self.fold, None))
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
         life = self.life
@@ -155,7 +155,7 @@ class SimPeer:
 
     def stream_opened(self, round: int, head: bytes) -> None:
         self.connected = True
-        self.feed(member.Connected())
+        self.feed(member_io.Connected())
         for commit in self.disk.commits[round:]:  # the coordinator lost what it signed
             self.swarm.send(self, lambda commit=commit: self.swarm.take_back(self, commit))  # type: ignore[misc]
         self.offer(again=False)
@@ -163,7 +163,7 @@ class SimPeer:
     def receive(self, envelope: pb.Envelope) -> None:
         if envelope.kind != pb.KIND_COMMIT:
             kinds = (pb.KIND_CONTRIBUTION, pb.KIND_BALLOT)
-            self.feed(member.Seen(open_envelope(envelope, self.run.run_id, kinds)))
+            self.feed(member_io.Seen(open_envelope(envelope, self.run.run_id, kinds)))
             return
         known = pb.Commit.FromString(envelope.body).round
         if known < len(self.disk.commits):
@@ -175,7 +175,7 @@ class SimPeer:
             self.swarm.stream_broke(self, at_once=False)  # a gap: the next stream starts at our head
             return
         self.keep(commit)
-        self.feed(member.Committed(commit, after))
+        self.feed(member_io.Committed(commit, after))
         for audit in audit_rules.duties(audits_of(after), after.round, self.name):
             if audit.name not in results_of(self.state):
                 self.after(self.swarm.random.expovariate(1 / CHECK_SECONDS), lambda audit=audit: self.audit(audit))  # type: ignore[misc]
@@ -183,28 +183,28 @@ class SimPeer:
 
     # The machine
 
-    def feed(self, event: member.Input) -> None:
+    def feed(self, event: member_io.Input) -> None:
         self.state, effects = member.step(self.state, event, self.swarm.now)
         for effect in effects:
             match effect:
-                case member.Sign(kind, body):
+                case member_io.Sign(kind, body):
                     self.sign(kind, body)
-                case member.Judge(contribution):
+                case member_io.Judge(contribution):
                     self.after(self.swarm.random.expovariate(1 / CHECK_SECONDS), lambda c=contribution: self.judge(c))  # type: ignore[misc]
-                case member.Measure(contribution):
+                case member_io.Measure(contribution):
                     self.after(self.swarm.random.expovariate(1 / CHECK_SECONDS), lambda c=contribution: self.score(c))  # type: ignore[misc]
-                case member.Recheck(number):
-                    self.after(CHECK_SECONDS, lambda number=number: self.feed(member.Rechecked(number, self.fold)))  # type: ignore[misc]
-                case member.Halt(why):
+                case member_io.Recheck(number):
+                    self.after(CHECK_SECONDS, lambda number=number: self.feed(member_io.Rechecked(number, self.fold)))  # type: ignore[misc]
+                case member_io.Halt(why):
                     self.halted = why
-                case member.Emit(events.LeftOut() as told):
+                case member_io.Emit(events.LeftOut() as told):
                     self.left_out = told.line()
         due = member.next_deadline(self.state)
         if due is not None:
-            self.after(max(0.0, due - self.swarm.now), lambda: self.feed(member.Tick()))
+            self.after(max(0.0, due - self.swarm.now), lambda: self.feed(member_io.Tick()))
         if self.team is not None:
             self.team.consent()
-        if isinstance(event, member.Committed | member.StateReady):
+        if isinstance(event, member_io.Committed | member_io.StateReady):
             self.after(max(0.0, self.phase_ends - self.swarm.now), self.phase_over)
 
     def sign(self, kind: pb.Kind, body: Any) -> None:
@@ -213,7 +213,7 @@ class SimPeer:
         statement = seal(self.identity, kind, self.run.run_id, body)
         self.disk.own[kind] = statement
         self.disk.serial = max(self.disk.serial, getattr(body, "serial", 0))
-        self.feed(member.Signed(statement))
+        self.feed(member_io.Signed(statement))
         self.after(0.0, lambda: self.offer(again=False))
 
     def offer(self, again: bool = True) -> None:
@@ -241,7 +241,7 @@ class SimPeer:
         if pb.KIND_CONTRIBUTION in self.state.open.own or head.closing(self.run):
             return
         steps = self.run.rounds.inner_steps
-        event = member.PhaseEnded(
+        event = member_io.PhaseEnded(
             round=head.round,
             base=self.fold,
             inner_steps=steps,
@@ -265,7 +265,7 @@ class SimPeer:
         reason = pb.REASON_UNSPECIFIED if body.base_state == self.fold else pb.REASON_WRONG_BASE
         if body.leaves != digest("leaves", contribution.peer, body.head):
             reason = pb.REASON_NON_FINITE if body.leaves == digest("nonsense") else pb.REASON_COPIED
-        self.feed(member.Judged(contribution.digest, (reason, 0)))
+        self.feed(member_io.Judged(contribution.digest, (reason, 0)))
 
     def score(self, contribution: Statement[pb.Contribution]) -> None:
         harmful = contribution.body.error > 1  # as much as a model without tensors can measure
@@ -309,7 +309,7 @@ class Boxes:
             self.launch(alone=False, after=LAUNCH_SECONDS)
         elif not here and self.running and not self.alone:
             self.running = False
-            self.lead.feed(member.Whole(False))
+            self.lead.feed(member_io.Whole(False))
             self.lead.swarm.whole(self.lead)
             self.launch(alone=True, after=PATIENCE_SECONDS)
         elif not here and self.formed and not self.running:
@@ -326,8 +326,8 @@ class Boxes:
             self.formed = self.running = True
             self.alone = alone
             hosts = () if alone else (HostRange(self.lead.name, 0, 1), HostRange(self.box.name, 1, 1))
-            self.lead.feed(member.Laid(hosts))
-            self.lead.feed(member.Whole(True))
+            self.lead.feed(member_io.Laid(hosts))
+            self.lead.feed(member_io.Whole(True))
             self.lead.swarm.whole(self.lead)
             self.lead.phase_ends = self.lead.swarm.now + self.lead.phase_seconds()
             self.lead.train()
@@ -339,7 +339,7 @@ class Boxes:
         if self.running and not self.alone and self.box.up and not self.cut and self.lead.up:
             claim = member.consent(self.lead.state)
             if claim is not None and claim != self.box.state.asked:
-                self.box.after(0.01, lambda: self.box.feed(member.Asked(claim)))
+                self.box.after(0.01, lambda: self.box.feed(member_io.Asked(claim)))
 
 
 class Swarm:
@@ -445,7 +445,7 @@ class Swarm:
         """Close a stream: a killed process is noticed at once, a cut link when the liveness window has passed."""
         peer.connected = False
         if peer.up and hasattr(peer, "state"):
-            peer.feed(member.Away())
+            peer.feed(member_io.Away())
         self.streams.discard(peer.name)
         life = peer.life
 
@@ -461,7 +461,7 @@ class Swarm:
             if peer.name not in self.streams:
                 self.feed(round.Absent(peer.name))
             head = self.state.head.digest
-            answer = member.Answered(statement, judgement.outcome, judgement.reason, judgement.detail, head)
+            answer = member_io.Answered(statement, judgement.outcome, judgement.reason, judgement.detail, head)
             self.send(peer, lambda: peer.feed(answer))
 
         self.send(peer, arrive)
@@ -488,7 +488,7 @@ class Swarm:
                 case round.Differ(number, clusters):
                     for name in clusters:
                         peer = self.by_name[name]
-                        self.send(peer, lambda peer=peer, number=number: peer.feed(member.Differs(number)))  # type: ignore[misc]
+                        self.send(peer, lambda peer=peer, number=number: peer.feed(member_io.Differs(number)))  # type: ignore[misc]
                 case round.SealCommit(body):
                     self.signed_here = True
                     commit = seal(COORDINATOR, pb.KIND_COMMIT, self.run.run_id, body)
@@ -547,7 +547,7 @@ class Swarm:
             for peer in self.peers:
                 if peer.connected:
                     peer.connected = False
-                    peer.feed(member.Away())
+                    peer.feed(member_io.Away())
             self.streams.clear()
 
     def start_coordinator(self, healed: bool = False) -> None:
@@ -691,7 +691,7 @@ class Swarm:
         def say() -> None:
             for number in numbers:
                 if self.peers[number].up:
-                    self.peers[number].feed(member.LeaveRun())
+                    self.peers[number].feed(member_io.LeaveRun())
 
         self.at(at, say)
         for number in numbers:
@@ -700,16 +700,16 @@ class Swarm:
     def pause(self, numbers: Sequence[int], at: float, until: float) -> None:
         """Finish the round, leave, and come back after a while, with the process alive."""
 
-        def tell(event: member.Input) -> None:
+        def tell(event: member_io.Input) -> None:
             for number in numbers:
                 if (peer := self.peers[number]).up:
                     peer.feed(event)
-                    if isinstance(event, member.Return):
+                    if isinstance(event, member_io.Return):
                         peer.phase_ends = self.now + peer.phase_seconds()
                         peer.train()
 
-        self.at(at, lambda: tell(member.LeaveRun(finishing=True)))
-        self.at(until, lambda: tell(member.Return()))
+        self.at(at, lambda: tell(member_io.LeaveRun(finishing=True)))
+        self.at(until, lambda: tell(member_io.Return()))
 
     # Running
 

@@ -255,23 +255,23 @@ def test_core_names_no_optional_check(name: str):
 
 WITHOUT_CHECKS = """
 import sys
-from dilocox.protocol.member import member
+from dilocox.protocol.member import member, member_io
 from dilocox.protocol.pb import messages_pb2 as pb
 from tests.helpers import Table, identity, manifest
 
 table = Table(manifest(rounds={"count": 2})).genesis()
 state = member.start(table.run, identity(0).peer, table.head)
-state, _ = member.step(state, member.StateReady(1, table.state_root(), None), 0.0)
+state, _ = member.step(state, member_io.StateReady(1, table.state_root(), None), 0.0)
 mine, others = table.contribution(0), [table.contribution(1), table.contribution(2)]
 for statement in (mine, *others):
     table.submit(statement)
-for event in (member.Signed(mine), *map(member.Seen, [*others, table.ballots[-1]])):
+for event in (member_io.Signed(mine), *map(member_io.Seen, [*others, table.ballots[-1]])):
     state, _ = member.step(state, event, 0.0)
 for statement in others:
-    state, effects = member.step(state, member.Judged(statement.digest, (pb.REASON_UNSPECIFIED, 0)), 0.0)
+    state, effects = member.step(state, member_io.Judged(statement.digest, (pb.REASON_UNSPECIFIED, 0)), 0.0)
 assert [effect.kind for effect in effects] == [pb.KIND_RECEIPT]
 table.vote().train(1).submit(table.report(0))
-state, _ = member.step(state, member.Committed(table.commits[1], table.verify()), 0.0)
+state, _ = member.step(state, member_io.Committed(table.commits[1], table.verify()), 0.0)
 assert table.commits[1].body.counted and table.commits[2].body.counted
 print(*sys.modules)
 """

@@ -16,7 +16,7 @@ from dilocox.node.workers.progress import Progress
 from dilocox.protocol.consensus.rules import ACCEPT, Outcome
 from dilocox.protocol.crypto import Identity
 from dilocox.protocol.errors import LocalError
-from dilocox.protocol.member import member
+from dilocox.protocol.member import member, member_io
 from dilocox.protocol.member.node_status import Status, status
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.wire.messages import Statement, seal
@@ -67,25 +67,25 @@ class Node:
         self.ready()
 
     def ready(self) -> None:
-        self.feed(member.StateReady(self.table.head.round, self.table.state_root(), None))
+        self.feed(member_io.StateReady(self.table.head.round, self.table.state_root(), None))
 
-    def feed(self, event: member.Input) -> None:
+    def feed(self, event: member_io.Input) -> None:
         self.state, effects = member.step(self.state, event, self.table.now)
         self.changes.happened()
         for effect in effects:
-            if isinstance(effect, member.Sign):
+            if isinstance(effect, member_io.Sign):
                 self.say(seal(self._identity, effect.kind, self.table.run.run_id, effect.body))
 
     def say(self, statement: Statement) -> None:
-        self.feed(member.Signed(statement))
+        self.feed(member_io.Signed(statement))
         assert self.table.submit(statement) == ACCEPT
-        self.feed(member.Answered(statement, Outcome.ACCEPT, pb.REASON_UNSPECIFIED, ""))
+        self.feed(member_io.Answered(statement, Outcome.ACCEPT, pb.REASON_UNSPECIFIED, ""))
 
     def commit(self) -> None:
         """Close a round without this node."""
         self.table.absent(0)
         self.table.contribute([1, 2]).vote([1, 2])
-        self.feed(member.Committed(self.table.commits[-1], self.table.head))
+        self.feed(member_io.Committed(self.table.commits[-1], self.table.head))
 
     def pause_until(self, until: str) -> None:
         self.pause = until
@@ -196,15 +196,15 @@ async def test_who_leaves_serves_its_work_until_the_round_closes(tmp_path: Path,
     for statement in others:
         node.table.submit(statement)
     for statement in (*others, node.table.ballots[-1]):
-        node.feed(member.Seen(statement))
+        node.feed(member_io.Seen(statement))
     await attendance.leave(False)
     for statement in others:
-        node.feed(member.Judged(statement.digest, (pb.REASON_UNSPECIFIED, 0)))
+        node.feed(member_io.Judged(statement.digest, (pb.REASON_UNSPECIFIED, 0)))
     assert member.parted(node.state), "it has said all"
     await asyncio.sleep(0)
     assert not ended.done(), "others may still fetch what they vote on"
     node.table.vote([1, 2])
-    node.feed(member.Committed(node.table.commits[-1], node.table.head))
+    node.feed(member_io.Committed(node.table.commits[-1], node.table.head))
     await asyncio.wait_for(ended, PATIENCE_SECONDS)
 
 

@@ -17,7 +17,7 @@ from dilocox.protocol.consensus import chain
 from dilocox.protocol.consensus.data_leases import Lease
 from dilocox.protocol.consensus.head import initial_head
 from dilocox.protocol.errors import RemoteError
-from dilocox.protocol.member import member
+from dilocox.protocol.member import member, member_io
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.wire.messages import Statement, canonical, open_envelope, seal
 from dilocox.transport.store.chain_file import ChainFile
@@ -277,19 +277,19 @@ def test_a_node_tells_what_it_found_when_it_is_due_and_forgets_it_then():
     state = member.start(table.run, me, table.head)
     for audit in mine:
         state, _ = member.step(state, Audited(audit, Result(DIFFERS, 1.5)), 0.0)
-    state, _ = member.step(state, member.StateReady(table.head.round, table.state_root(), None), 0.0)
+    state, _ = member.step(state, member_io.StateReady(table.head.round, table.state_root(), None), 0.0)
     own = next(s for s in table.state.gathered.contributions[me])
-    state, _ = member.step(state, member.Signed(own), 0.0)
+    state, _ = member.step(state, member_io.Signed(own), 0.0)
     for slot in table.state.gathered.contributions.values():
-        state, _ = member.step(state, member.Seen(slot[0]), 0.0)
-        state, _ = member.step(state, member.Judged(slot[0].digest, (pb.REASON_UNSPECIFIED, 0)), 0.0)
-    state, effects = member.step(state, member.Seen(table.ballots[-1]), 0.0)
-    receipt = next(e.body for e in effects if isinstance(e, member.Sign) and e.kind == pb.KIND_RECEIPT)
+        state, _ = member.step(state, member_io.Seen(slot[0]), 0.0)
+        state, _ = member.step(state, member_io.Judged(slot[0].digest, (pb.REASON_UNSPECIFIED, 0)), 0.0)
+    state, effects = member.step(state, member_io.Seen(table.ballots[-1]), 0.0)
+    receipt = next(e.body for e in effects if isinstance(e, member_io.Sign) and e.kind == pb.KIND_RECEIPT)
     due = audit_rules.due(audits_of(table.head), table.head.round)
     assert [due[each.index].name for each in receipt.audits] == [audit.name for audit in mine if audit.round == 1]
     assert all((each.verdict, each.distance) == (DIFFERS, 1.5) for each in receipt.audits)
     vote(table, {}, FOUR)
-    state, _ = member.step(state, member.Committed(table.commits[-1], table.head), 0.0)
+    state, _ = member.step(state, member_io.Committed(table.commits[-1], table.head), 0.0)
     assert {round for round, _ in results_of(state)} == {2}
 
 

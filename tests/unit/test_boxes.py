@@ -31,7 +31,8 @@ from dilocox.protocol.consensus.head import HostRange, initial_head
 from dilocox.protocol.crypto import sha256
 from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
 from dilocox.protocol.ids import JoinLink
-from dilocox.protocol.member import member
+from dilocox.protocol.member import member, member_io
+from dilocox.protocol.member.member_state import MemberState
 from dilocox.protocol.member.node_status import status
 from dilocox.protocol.pb import boxes_pb2 as boxes
 from dilocox.protocol.pb import boxes_pb2_grpc as rpc
@@ -117,7 +118,7 @@ class Cluster:
         return generation
 
 
-def state_of(run: Manifest, number: int) -> member.MemberState:
+def state_of(run: Manifest, number: int) -> MemberState:
     return member.start(run, identity(number).peer, initial_head(COORDINATOR.peer))
 
 
@@ -430,8 +431,8 @@ async def test_a_box_that_says_nothing_is_gone(two: list[Peer], monkeypatch: pyt
 async def test_every_box_judges_and_one_refusal_refuses(cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
     asked: list[tuple[bytes, int]] = []
 
-    def judging(verdict: member.Verdict) -> Any:
-        async def judge(contribution: Any, base: bytes, rank_or_k: int) -> member.Verdict:
+    def judging(verdict: member_io.Verdict) -> Any:
+        async def judge(contribution: Any, base: bytes, rank_or_k: int) -> member_io.Verdict:
             asked.append((base, rank_or_k))
             return verdict
 
@@ -452,11 +453,11 @@ async def test_every_box_judges_and_one_refusal_refuses(cluster: Cluster, monkey
 async def test_a_verdict_waits_for_a_box_that_is_away(cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
     judged = asyncio.Event()
 
-    async def accept(*_: Any) -> member.Verdict:
+    async def accept(*_: Any) -> member_io.Verdict:
         judged.set()
         return ACCEPTED
 
-    async def refuse(*_: Any) -> member.Verdict:
+    async def refuse(*_: Any) -> member_io.Verdict:
         return pb.REASON_NORM_MISMATCH, 1
 
     monkeypatch.setattr(cluster.lead.exchange.checker, "judge", accept)
@@ -476,7 +477,7 @@ async def test_what_nobody_waits_for_any_more_is_dropped_on_the_box(cluster: Clu
     downloads."""
     seen: list[str] = []
 
-    async def judge(*_: Any) -> member.Verdict:
+    async def judge(*_: Any) -> member_io.Verdict:
         seen.append("begun")
         try:
             await asyncio.Event().wait()
@@ -506,7 +507,7 @@ async def test_what_was_asked_before_a_stream_broke_does_not_keep_what_is_asked_
         assert asks < 100, "again and again, and nothing else goes on meanwhile"
         return await real(box, **what)
 
-    async def judge(*_: Any) -> member.Verdict:
+    async def judge(*_: Any) -> member_io.Verdict:
         seen.append("begun")
         try:
             await asyncio.Event().wait()
@@ -517,7 +518,7 @@ async def test_what_was_asked_before_a_stream_broke_does_not_keep_what_is_asked_
             seen.append("ended")
         raise AssertionError
 
-    async def wait(*_: Any) -> member.Verdict:
+    async def wait(*_: Any) -> member_io.Verdict:
         await asyncio.Event().wait()
         raise AssertionError
 
@@ -542,7 +543,7 @@ async def test_what_was_asked_before_a_stream_broke_does_not_keep_what_is_asked_
 async def test_what_is_judged_while_the_stages_move_is_judged_where_they_are(two: list[Peer], monkeypatch: pytest.MonkeyPatch):
     asked: list[frozenset[int]] = []
 
-    async def judge(*_: Any) -> member.Verdict:
+    async def judge(*_: Any) -> member_io.Verdict:
         asked.append(two[0].exchange.hosted.stages)
         return ACCEPTED
 
@@ -661,16 +662,16 @@ async def test_a_box_is_told_the_state_the_step_and_what_to_agree_to(cluster: Cl
     assert cluster.peer.store.stage_digests(root) == [sha256(b"one"), sha256(b"two")]
     assert cluster.box.progress.step == 9
     state = member.start(RUN, identity(0).peer, Table(RUN).head)
-    state, _ = member.step(state, member.StateReady(0, b"r" * 32, None), 0)
-    state, (sign,) = member.step(state, member.Laid(cluster.port.laid[-1]), 0)
-    assert isinstance(sign, member.Sign)
-    state, _ = member.step(state, member.Signed(seal(identity(0), sign.kind, RUN.run_id, sign.body)), 0)
+    state, _ = member.step(state, member_io.StateReady(0, b"r" * 32, None), 0)
+    state, (sign,) = member.step(state, member_io.Laid(cluster.port.laid[-1]), 0)
+    assert isinstance(sign, member_io.Sign)
+    state, _ = member.step(state, member_io.Signed(seal(identity(0), sign.kind, RUN.run_id, sign.body)), 0)
     cluster.team.consent(state)
     cluster.team.consent(state)
     cluster.team.step(worker.Step(round=3, step=10, loss=2.5, seconds=0.1, tokens=10))
     await until(lambda: cluster.box.progress.step == 10)
     (asked,) = cluster.box_port.fed
-    assert isinstance(asked, member.Asked)
+    assert isinstance(asked, member_io.Asked)
     assert asked.claim == member.consent(state)
 
 

@@ -12,7 +12,8 @@ from dilocox.protocol.consensus import checks
 from dilocox.protocol.consensus.check_interface import Check, Findings
 from dilocox.protocol.consensus.head import Head
 from dilocox.protocol.consensus.rules import Outcome
-from dilocox.protocol.member import member
+from dilocox.protocol.member import member, member_io
+from dilocox.protocol.member.member_state import MemberState
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.run.manifest import Manifest
 from dilocox.protocol.wire.messages import Statement, seal
@@ -84,7 +85,7 @@ def test_contribution_without_a_field_that_a_check_needs_is_rejected(field: str)
 
 
 @dataclass(frozen=True)
-class Noted(member.CheckInput):
+class Noted(member_io.CheckInput):
     word: str
 
 
@@ -103,14 +104,14 @@ class Toy(Check):
     def read_commit(self, commit: pb.Commit) -> int:
         return commit.round
 
-    def receive(self, state: member.MemberState, event: Any) -> tuple[str, ...]:
+    def receive(self, state: MemberState, event: Any) -> tuple[str, ...]:
         words = state.checks.get("toy", ())
         return (*words, event.word) if isinstance(event, Noted) else words
 
-    def may_vote(self, state: member.MemberState) -> bool:
+    def may_vote(self, state: MemberState) -> bool:
         return "ready" in state.checks.get("toy", ())
 
-    def rejects(self, state: member.MemberState) -> Mapping[bytes, member.Verdict]:
+    def rejects(self, state: MemberState) -> Mapping[bytes, member_io.Verdict]:
         return {digest: (pb.REASON_HARMS, 0) for digest, each in state.open.seen.items() if each.peer == NAMES[1]}
 
 
@@ -169,14 +170,19 @@ def test_member_votes_when_its_checks_are_ready_and_rejects_what_they_reject(toy
     mine, others = table.contribution(0), [table.contribution(1), table.contribution(2)]
     for statement in (mine, *others):
         table.submit(statement)
-    accepted = [member.Judged(statement.digest, (pb.REASON_UNSPECIFIED, 0)) for statement in others]
-    seen = [member.Seen(statement) for statement in (*others, table.ballots[-1])]
-    events: list[member.Input] = [member.StateReady(1, table.state_root(), None), member.Signed(mine), *seen, *accepted]
+    accepted = [member_io.Judged(statement.digest, (pb.REASON_UNSPECIFIED, 0)) for statement in others]
+    seen = [member_io.Seen(statement) for statement in (*others, table.ballots[-1])]
+    events: list[member_io.Input] = [
+        member_io.StateReady(1, table.state_root(), None),
+        member_io.Signed(mine),
+        *seen,
+        *accepted,
+    ]
     for event in events:
         state, effects = member.step(state, event, 0.0)
-    assert not [effect for effect in effects if isinstance(effect, member.Sign)]
+    assert not [effect for effect in effects if isinstance(effect, member_io.Sign)]
     state, effects = member.step(state, Noted("ready"), 0.0)
-    (vote,) = [effect.body for effect in effects if isinstance(effect, member.Sign)]
+    (vote,) = [effect.body for effect in effects if isinstance(effect, member_io.Sign)]
     listed = list(table.ballots[-1].body.contributions)
     assert [(listed[each.index], each.reason) for each in vote.findings] == [(others[0].digest, pb.REASON_HARMS)]
     assert state.checks == {"toy": ("ready",)}

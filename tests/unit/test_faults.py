@@ -13,7 +13,8 @@ from dilocox.protocol.consensus.head import initial_head
 from dilocox.protocol.consensus.pool import StatementPool
 from dilocox.protocol.consensus.rules import Outcome
 from dilocox.protocol.errors import RemoteError
-from dilocox.protocol.member import member
+from dilocox.protocol.member import member, member_io
+from dilocox.protocol.member.member_state import MemberState
 from dilocox.protocol.member.node_status import Status, status
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.rounds import round_machine
@@ -298,36 +299,36 @@ def test_who_rests_is_let_in_where_the_run_would_stand_still_without_it():
 # 7 and 9. A node repeats a statement until it is received, and shows what it receives.
 
 
-def machine(run=None) -> tuple[Table, member.MemberState]:
+def machine(run=None) -> tuple[Table, MemberState]:
     table = Table(run or manifest()).genesis()
     return table, member.start(table.run, identity(0).peer, table.head)
 
 
-def sign(table: Table, state: member.MemberState, effects: list[member.Effect]) -> member.MemberState:
+def sign(table: Table, state: MemberState, effects: list[member_io.Effect]) -> MemberState:
     for effect in effects:
-        if isinstance(effect, member.Sign):
+        if isinstance(effect, member_io.Sign):
             statement = seal(identity(0), effect.kind, table.run.run_id, effect.body)
-            state, more = member.step(state, member.Signed(statement), table.now)
+            state, more = member.step(state, member_io.Signed(statement), table.now)
             state = sign(table, state, more)
     return state
 
 
 def test_a_statement_is_offered_until_it_is_held_and_again_after_every_connection():
     table, state = machine()
-    state = sign(table, *member.step(state, member.StateReady(1, table.state_root(), 2.5), table.now))
+    state = sign(table, *member.step(state, member_io.StateReady(1, table.state_root(), 2.5), table.now))
     (report,) = member.offers(state)
     assert report.body.evaluation_loss == 2.5
-    state, _ = member.step(state, member.Tick(), table.now)
+    state, _ = member.step(state, member_io.Tick(), table.now)
     assert member.offers(state) == [report]
-    held = member.Answered(report, Outcome.ACCEPT, pb.REASON_UNSPECIFIED, "")
+    held = member_io.Answered(report, Outcome.ACCEPT, pb.REASON_UNSPECIFIED, "")
     state, _ = member.step(state, held, table.now)
     assert not member.offers(state)
-    state, _ = member.step(state, member.Connected(), table.now)
+    state, _ = member.step(state, member_io.Connected(), table.now)
     assert member.offers(state) == [report], "a coordinator that came back may have lost it"
-    stale = member.Answered(report, Outcome.IGNORE, pb.REASON_STALE_ROUND, "not now")
+    stale = member_io.Answered(report, Outcome.IGNORE, pb.REASON_STALE_ROUND, "not now")
     state, _ = member.step(state, stale, table.now)
     assert member.offers(state) == [report]
-    state, _ = member.step(state, member.Answered(report, Outcome.REJECT, pb.REASON_WRONG_BASE, "no"), table.now)
+    state, _ = member.step(state, member_io.Answered(report, Outcome.REJECT, pb.REASON_WRONG_BASE, "no"), table.now)
     assert not member.offers(state), "it was refused for good"
 
 
@@ -335,10 +336,10 @@ def test_a_refusal_stays_in_sight():
     table = Table(manifest(admission={"policy": "allow-list", "allow": [identity(n).peer for n in range(1, 4)]}))
     table.genesis(range(1, 4))
     state = member.start(table.run, identity(0).peer, table.head)
-    state = sign(table, *member.step(state, member.StateReady(1, table.state_root(), None), table.now))
+    state = sign(table, *member.step(state, member_io.StateReady(1, table.state_root(), None), table.now))
     (claim,) = member.offers(state)
     judgement = table.submit(claim)
-    state, _ = member.step(state, member.Answered(claim, *judgement[:3]), table.now)
+    state, _ = member.step(state, member_io.Answered(claim, *judgement[:3]), table.now)
     for told in (Status("training", "on the roster"), Status("waiting", "commit 1 is on its way")):
         assert status(state, told).name == "refused"
         assert "allow-list" in status(state, told).why

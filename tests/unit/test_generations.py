@@ -23,7 +23,7 @@ from dilocox.node.workers.pool import Launch
 from dilocox.node.workers.progress import ClusterProgress
 from dilocox.protocol import events
 from dilocox.protocol.errors import RemoteError
-from dilocox.protocol.member import member
+from dilocox.protocol.member import member, member_io
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import worker_pb2 as worker
 from dilocox.protocol.run.tensors import stage_tensors
@@ -104,7 +104,7 @@ class Peers:
     async def fetch(self, *arguments: object, **named: object) -> None:
         raise RemoteError(pb.REASON_UNAVAILABLE, "nobody is known to hold it")
 
-    async def judge(self, *arguments: object) -> member.Verdict:
+    async def judge(self, *arguments: object) -> member_io.Verdict:
         return pb.REASON_NORM_TOO_LARGE, 0
 
 
@@ -220,7 +220,7 @@ async def test_who_has_not_started_is_asked_nothing_before_its_start(node: Node,
     node.generations.resynchronise()
     await until(chosen.is_set)
     node.store.put([canonical(said)])  # a new worker group forgets unannounced blobs
-    asked = member.Measure(theirs, theirs, 0, (1, 2))
+    asked = member_io.Measure(theirs, theirs, 0, (1, 2))
     node.generations.score(asked)
     node.generations.recheck(1)
     go_on.set()
@@ -233,11 +233,11 @@ async def test_who_has_not_started_is_asked_nothing_before_its_start(node: Node,
 async def test_what_a_generation_says_after_it_was_ended_is_not_heard(node: Node):
     await until(lambda: node.pool.starts)
     node.pool.say(ready=worker.Ready(round=1, states=[worker.StageState(stage=s, digest=bytes(32)) for s in range(2)]))
-    await until(lambda: any(isinstance(fact, member.StateReady) for fact in node.port.fed))
+    await until(lambda: any(isinstance(fact, member_io.StateReady) for fact in node.port.fed))
     node.generations.resynchronise()
     node.pool.say(ready=worker.Ready(round=2, states=[worker.StageState(stage=s, digest=bytes(32)) for s in range(2)]))
     await until(lambda: len(node.pool.starts) == 2)
-    assert [fact.round for fact in node.port.fed if isinstance(fact, member.StateReady)] == [1]
+    assert [fact.round for fact in node.port.fed if isinstance(fact, member_io.StateReady)] == [1]
 
 
 async def test_what_was_judged_and_not_counted_goes(node: Node):

@@ -27,7 +27,7 @@ from dilocox.protocol.consensus import chain
 from dilocox.protocol.consensus.head import initial_head
 from dilocox.protocol.consensus.rules import Outcome
 from dilocox.protocol.errors import ConfigError, LocalError, RemoteError
-from dilocox.protocol.member import member
+from dilocox.protocol.member import member, member_io
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import worker_pb2 as worker
 from dilocox.protocol.rounds import round_machine
@@ -186,12 +186,12 @@ def test_manifest_of_an_open_run_with_fewer_founders_than_start_clusters_is_refu
 def test_node_halts_where_its_seed_makes_another_state_than_the_manifest_names():
     run = manifest(model={"seed_state": digest("named").hex()})
     state = member.start(run, identity(0).peer, initial_head(COORDINATOR.peer, run.model.root))
-    _, effects = member.step(state, member.StateReady(0, digest("made"), None), 0)
-    [halt] = [effect for effect in effects if isinstance(effect, member.Halt)]
+    _, effects = member.step(state, member_io.StateReady(0, digest("made"), None), 0)
+    [halt] = [effect for effect in effects if isinstance(effect, member_io.Halt)]
     assert digest("named").hex() in halt.why
     assert digest("made").hex() in halt.why
-    _, effects = member.step(state, member.StateReady(0, digest("named"), None), 0)
-    assert not [effect for effect in effects if isinstance(effect, member.Halt)]
+    _, effects = member.step(state, member_io.StateReady(0, digest("named"), None), 0)
+    assert not [effect for effect in effects if isinstance(effect, member_io.Halt)]
 
 
 def test_a_chain_file_begins_with_what_the_manifest_says(tmp_path: Path):

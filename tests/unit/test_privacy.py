@@ -22,7 +22,7 @@ from dilocox.node.training.model.trainer import Trainer
 from dilocox.node.workers.progress import ClusterProgress, Phase
 from dilocox.protocol import events
 from dilocox.protocol.errors import ConfigError, LocalError
-from dilocox.protocol.member import member
+from dilocox.protocol.member import member_io
 from dilocox.protocol.pb import worker_pb2 as worker
 from dilocox.transport.store.blobs import digest_of
 from dilocox.transport.store.corpus_store import last_built
@@ -374,9 +374,9 @@ async def test_what_is_not_within_the_budget_is_told_to_nobody(tmp_path: Path, m
         node.pool.say(boundary=boundary(3, 400, own.noise))
         await node.tasks.race(until(lambda: [type(event) for event in node.port.emitted].count(events.PhaseEnded) == 2))
         await node.tasks.race(until(lambda: not own.room))
-        heard = [fact.round for fact in node.port.fed if isinstance(fact, member.PhaseEnded)]
+        heard = [fact.round for fact in node.port.fed if isinstance(fact, member_io.PhaseEnded)]
         assert heard == ([] if earlier else [2])
-        assert all(fact.loss == 0.0 for fact in node.port.fed if isinstance(fact, member.PhaseEnded))
+        assert all(fact.loss == 0.0 for fact in node.port.fed if isinstance(fact, member_io.PhaseEnded))
         assert account(tmp_path).spent > 4.0
     finally:
         await node.tasks.close()

@@ -8,7 +8,7 @@ from dilocox.protocol.consensus import chain, reputation
 from dilocox.protocol.consensus.head import Head
 from dilocox.protocol.consensus.reputation import Record
 from dilocox.protocol.consensus.rules import Judgement, Outcome
-from dilocox.protocol.member import member
+from dilocox.protocol.member import member, member_io
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.run.manifest import Manifest
 from dilocox.protocol.wire.messages import seal
@@ -169,5 +169,5 @@ def test_committed_findings_of_the_closed_round_are_not_reported_in_the_next():
     state = member.start(table.run, name(0), table.head)
     state, _ = member.step(state, Sampled(name(1), shown=False), 0.0)
     table.train(1, range(12))
-    state, _ = member.step(state, member.Committed(table.commits[-1], table.head), 0.0)
+    state, _ = member.step(state, member_io.Committed(table.commits[-1], table.head), 0.0)
     assert not lacking_of(state)
