@@ -111,6 +111,8 @@ class OpenRun:
     machine: Devices
     coordinator: CoordinatorLink
     chain: ChainFile
+    shards: Shards | None
+    """Erasure shards of the run. None: it has no availability check."""
     data: BlobStore
     """Store with its corpus."""
     own_text: PrivateData | None
@@ -164,7 +166,7 @@ async def _open_run(settings: NodeSettings, daemon: Daemon) -> OpenRun:
     events = await _open_events(settings, daemon, coordinator, manifest)
     own = await asyncio.to_thread(SignedStatementLog, place.folder / "own.db", manifest.run_id)
     daemon.files.callback(own.close)
-    return OpenRun(machine, coordinator, chain, data, own_text, pool, events, own)
+    return OpenRun(machine, coordinator, chain, shards, data, own_text, pool, events, own)
 
 
 async def _open_chain(
@@ -208,15 +210,14 @@ async def _open_storage(settings: NodeSettings, daemon: Daemon, run: OpenRun) ->
     """Open what is stored, and serve it to peers."""
     home, place, chain = daemon.home, daemon.place, run.chain
     archive = ArchiveSource(settings.archive, chain.manifest.run_id) if settings.archive is not None else None
-    shards = await asyncio.to_thread(find_shards, chain.manifest)
-    own_shards = await asyncio.to_thread(_open_shards, shards, place, chain) if shards is not None else None
+    own_shards = await asyncio.to_thread(_open_shards, run.shards, place, chain) if run.shards is not None else None
 
     def fetching_into(store: BlobStore, restorer: Restores | None = None) -> Downloader:
         me, directory = home.identity.peer, place.network.directory
         return Downloader(me, store, directory, place.channels, lambda: chain.head.roster, archive, restorer)
 
     downloader = fetching_into(place.store, own_shards.restorer if own_shards is not None else None)
-    run_data = open_run_data(chain, downloader, shards=shards)
+    run_data = open_run_data(chain, downloader, shards=run.shards)
     corpus = CorpusStore(run.data, bool(settings.data), fetching_into(run.data))
     relay_store = await asyncio.to_thread(open_relay_store, place, home, chain)
     relays = find_relays(place, home, chain, settings.upload_copies, _lead(settings))

@@ -84,7 +84,7 @@ def appoint(
         typer.Option(
             "--archive",
             metavar="URL",
-            help="All peers are gone: from the newest state in the run's archive. What was made after it is given up.",
+            help="All peers are gone: continue from the newest state in the run's archive. Later rounds are lost.",
         ),
     ] = None,
     archive_key: ArchiveKeyOption = None,

@@ -24,7 +24,7 @@ DISTRIBUTIONS = dict.fromkeys(("tdx", SEV_SNP, NVIDIA), "dilocox-tee")
 
 @dataclass(frozen=True)
 class Terms:
-    """What a verifier is given beside the evidence and the time."""
+    """Terms of a verification, beside the evidence and the time."""
 
     tcb_statuses: Sequence[str] = ("UpToDate",)
     """Statuses that the run admits, in the vendor's words."""

@@ -51,7 +51,7 @@ def proof(merits: Mapping[bytes, int], account: bytes) -> list[bytes]:
 
 
 def holds(root: bytes, account: bytes, merit: int, proof: Sequence[bytes]) -> bool:
-    """Whether this proof shows it: what the contract computes."""
+    """Return whether this proof shows the merit, as the contract computes it."""
     return merkle.climb(leaf(account, merit), proof) == root
 
 
