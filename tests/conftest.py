@@ -3,11 +3,8 @@
 import importlib.metadata
 import os
 import resource
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -16,13 +13,6 @@ from hypothesis import settings
 from dilocox.cli import commands
 from dilocox.node.attest import kinds
 from dilocox.testnet.swarm import ANY_PORTS
-
-_frames = sys.getrecursionlimit()
-for _library_of_chains in ("eth", "py_ecc"):
-    with suppress(ImportError):
-        import_module(_library_of_chains)
-sys.setrecursionlimit(_frames)
-"""These libraries allow 100,000 frames, more than the stack: deep JSON would end the test process."""
 
 settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
