@@ -194,7 +194,7 @@ def encoded_message(positions: "np.ndarray[tuple[int], np.dtype[np.int64]]", val
     narrow = np.insert(gaps % WIDE_GAP, np.repeat(np.arange(len(gaps)), gaps // WIDE_GAP), wide).astype(np.uint8)
     writer = Writer()
     values.write(writer)
-    streams = [narrow.tobytes(), writer.bytes_of(Section.HEADS), writer.bytes_of(Section.CODES)]
+    streams = [narrow.tobytes(), b"".join(writer.parts[Section.HEADS]), b"".join(writer.parts[Section.CODES])]
     stored = [zlib.compress(stream, 1) for stream in streams]
     return _MESSAGE.pack(len(positions), *map(len, stored)) + b"".join(stored)
 

@@ -1,4 +1,7 @@
-"""Encode, decode and apply of a stage as a share of one inner step and of a phase of H steps, per device kind.
+"""Codec work of a round: against a copy in memory, and as a share of one inner step and of a phase of H steps.
+
+On a processor the first table compares the codec with a copy of as many float32 values, alternated in one run, by CPU
+seconds of one thread; the reference is the same work without the fast path (native.c). `--check` holds these ratios.
 
 The codec work of a phase: encode its own payload, decode it (error feedback), decode three payloads, apply. The
 baseline is the inner step (forward, backward, optimizer) of the same tensors, device and threads in the same run. If a
@@ -17,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bench.report import bench_parser, load_preset, table, write
+from bench.report import bench_parser, judge, load_preset, table, write
 from bench.sections import model_section
 from bench.texts import UNREAD
 from dilocox.node.outer.state import StageState
@@ -25,6 +28,8 @@ from dilocox.node.outer.state_device import passage_of
 from dilocox.node.training.model.inner import InnerOptimizer
 from dilocox.node.training.model.model import Stage, build_chain, initial_values
 from dilocox.node.workers.environment import OuterState
+from dilocox.protocol.payload import native
+from dilocox.protocol.payload import payload as wire
 from dilocox.protocol.run.manifest import Manifest
 from dilocox.protocol.run.tensors import TensorSpec, stage_tensors
 
@@ -191,8 +196,69 @@ def measure(shape: Shape, device: torch.device) -> dict[str, Any]:
     }
 
 
+COPIED: dict[str, dict[str, Any]] = {
+    "int2": {"codec": "int2"},
+    "int4": {"codec": "int4"},
+    "topk-int2": {"codec": "topk-int2", "k": 230},
+}
+BARS = {"int2": (3.0, 1.0, 2.0), "int4": (6.0, 2.0, 4.0), "topk-int2": (6.0, 2.0, 4.0)}
+"""Copies of encode with error feedback, of the check of a payload, and of the apply of each payload, at most."""
+VALUES, QUICK_VALUES = 1 << 23, 1 << 20
+APPLIED, TURNS = 4, 7
+
+
+def cpu_seconds(action: Callable[[], Any]) -> float:
+    start = time.process_time()
+    action()
+    return time.process_time() - start
+
+
+def copies(codec: str, values: int, turns: int = TURNS) -> tuple[float, float, float]:
+    """Return the CPU time of encode, check and apply of each payload of one large matrix, in copies of its values. The
+    four are alternated; the median of the ratios counts."""
+    torch.set_num_threads(1)
+    shape = replace(SHAPES[0], compression=COPIED[codec])
+    state = StageState(manifest(shape), 0, [TensorSpec("model.layers.0.matrix", (1024, values // 1024), 0.02)])
+    start = torch.randn(values, generator=torch.Generator().manual_seed(0)) * 1e-3
+    other, layout = torch.empty(values), state.layout()
+    found: list[tuple[float, float, float]] = []
+    for turn in range(turns + 1):
+        state.feedback.copy_(start)
+        copy = min(cpu_seconds(lambda: other.copy_(start)) for _ in range(3))
+        payloads: list[bytes] = []
+        encode = cpu_seconds(lambda: payloads.append(state.encode().raw))  # noqa: B023 - called here
+        views = [memoryview(payloads[0])] * APPLIED
+        check = cpu_seconds(lambda: wire.decoded_norm(wire.parse(views[0], layout)))  # noqa: B023
+        apply = cpu_seconds(lambda: state.apply(views, [1] * APPLIED))  # noqa: B023
+        if turn:  # the first one touches the memory
+            found.append((encode / copy, check / copy, apply / copy / APPLIED))
+    encode, check, apply = (statistics.median(each) for each in zip(*found, strict=True))
+    return encode, check, apply
+
+
+def against_copies(quick: bool) -> list[str]:
+    """Print the table of copies, and return the missed bars."""
+    values = QUICK_VALUES if quick else VALUES
+    missed, rows = [], []
+    for codec, bars in BARS.items():
+        fast = copies(codec, values)
+        with native.reference():
+            slow = copies(codec, values, turns=1)
+        for what, is_, bar in zip(("encode", "check", "apply of each payload"), fast, bars, strict=True):
+            if is_ > bar:
+                missed.append(f"{what} of {codec} takes {is_:.1f} copies, not {bar:g}")
+        rows.append([codec, *(f"{a:.2f} ({b:.1f})" for a, b in zip(fast, slow, strict=True))])
+    print(f"{values:,} values, one thread, {TURNS} turns, seed 0; CPU time in copies of the values (reference)")
+    table(["codec", "encode with feedback", "check", f"apply, each of {APPLIED}"], rows)
+    return missed
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = bench_parser("bench.codec", __doc__, "the smallest shape", bars=False).parse_args(arguments)
+    options = bench_parser("bench.codec", __doc__, "a million values, and the smallest shape").parse_args(arguments)
+    if native.kernels() is None:
+        missed = ["the fast path was not built: install a C compiler, and the package again"]
+    else:
+        missed = against_copies(options.quick)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     results = [measure(shape, device) for shape in (SHAPES[:1] if options.quick else SHAPES)]
     columns = ["shape", "parameters", "device", "optimizer", "codec", "H", "tokens/step (measured)"]
@@ -220,6 +286,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ]
     table(columns, rows)
     write("codec", results, options.quick)
+    judge(missed, options.check)
 
 
 if __name__ == "__main__":

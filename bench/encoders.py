@@ -8,7 +8,6 @@ from torch import Tensor
 from dilocox.node.outer.codec import sparse_arrays, true_positions
 from dilocox.node.outer.state import EncodedStage, StageState
 from dilocox.node.outer.state_device import STRETCH
-from dilocox.protocol.errors import Diverged
 from dilocox.protocol.payload import payload as wire
 from dilocox.protocol.payload.arrays import GROUP
 
@@ -31,14 +30,14 @@ class ForgetfulState(StageState):
 class SparseLoCoState(StageState):
     """A stage of SparseLoCo, whose values compete within each group of GROUP; its run's codec is topk-int2."""
 
-    def pack(self, sent: Tensor, rank_or_k: int) -> list[wire.Tensor]:
-        """Return the payload's tensors. Raise Diverged if a value is not finite."""
-        if not bool(sent.isfinite().all()):
-            raise Diverged("a pseudo-gradient is not finite")
+    def pack(self, sent: Tensor, rank_or_k: int) -> tuple[list[wire.Tensor], float]:
+        """Return the payload's tensors, and the norm of the error feedback without them."""
         layout = self.layout(rank_or_k)
         positions = true_positions(_kept(sent, [tensor.elements for tensor in layout.tensors], rank_or_k))
-        arrays = sparse_arrays(sent, layout, positions)
-        return [(tensor, (array,)) for tensor, array in zip(layout.tensors, arrays, strict=True)]
+        arrays = sparse_arrays(layout, positions, sent.numpy().take(positions))
+        packed: list[wire.Tensor] = [(tensor, (array,)) for tensor, array in zip(layout.tensors, arrays, strict=True)]
+        self.add_to_feedback(packed, [-1.0] * len(packed))
+        return packed, float(self.feedback.norm())
 
     def encode(self, rank_or_k: int | None = None, owner: bytes = wire.NOBODYS) -> EncodedStage:
         """Encode as the product does; afterwards the feedback decays."""

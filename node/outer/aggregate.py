@@ -15,14 +15,17 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from dilocox.node.outer.outer_step import outer_step
 from dilocox.protocol.run.manifest import Outer
 
-__all__ = ["Combine", "Payloads", "SquareSum", "combined"]
+__all__ = ["Combine", "Payloads", "SquareSum", "Step", "combined", "stepped"]
 
 Parts = list[Tensor]
 """Each payload's float64 values of the same stretch of a tensor, flat. They may be overwritten."""
 Combine = Callable[[int, int], Tensor]
 """(start, stop) of a stretch -> its pseudo-gradient, float64."""
+Step = Callable[[int, int, Tensor, Tensor], None]
+"""(start, stop) of a stretch, and its parameters and momentum -> their outer step, in place."""
 
 
 class Payloads(Protocol):
@@ -31,6 +34,9 @@ class Payloads(Protocol):
     def stretches(self) -> Iterable[tuple[int, int]]: ...
     def parts(self, start: int, stop: int) -> Parts: ...
     def weighted_sum(self, weights: Sequence[float], start: int, stop: int) -> Tensor: ...
+    def mean_step(
+        self, weights: Sequence[float], start: int, stop: int, theta: Tensor, momentum: Tensor, outer: Outer
+    ) -> None: ...
 
 
 SORTED_VALUES = 1 << 22
@@ -38,16 +44,29 @@ SORTED_VALUES = 1 << 22
 LANES = 1 << 12
 
 
+def stepped(outer: Outer, tokens: Sequence[int], factors: Sequence[float], payloads: Payloads) -> Step:
+    """Return the outer step for one tensor; `tokens` and `factors`: weight and clip factor of each payload."""
+    if outer.aggregate == "mean":
+        scales = _scales(tokens, factors)
+        return lambda start, stop, theta, momentum: payloads.mean_step(scales, start, stop, theta, momentum, outer)
+    combine = combined(outer, tokens, factors, payloads)
+    return lambda start, stop, theta, momentum: outer_step(theta, momentum, combine(start, stop), outer)
+
+
 def combined(outer: Outer, tokens: Sequence[int], factors: Sequence[float], payloads: Payloads) -> Combine:
     """Return the combination for one tensor; `tokens` and `factors`: weight and clip factor of each payload."""
-    total = sum(tokens)
-    shares = [count / total for count in tokens]
     match outer.aggregate:
         case "mean":
-            scales = [share * factor for share, factor in zip(shares, factors, strict=True)]
+            scales = _scales(tokens, factors)
             return lambda start, stop: payloads.weighted_sum(scales, start, stop)
         case "centered-clip":
-            return _centered(shares, factors, payloads)
+            return _centered(_scales(tokens, [1.0] * len(tokens)), factors, payloads)
+
+
+def _scales(tokens: Sequence[int], factors: Sequence[float]) -> list[float]:
+    """Return each payload's share of the tokens, times its clip factor."""
+    total = sum(tokens)
+    return [count / total * factor for count, factor in zip(tokens, factors, strict=True)]
 
 
 def _scaled(parts: Parts, factors: Sequence[float]) -> Parts:

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from dilocox.node.outer import lowrank
 from dilocox.node.outer.int2 import Ragged, decode_levels, encode_levels, place_levels
+from dilocox.node.outer.outer_step import outer_step
 from dilocox.node.outer.state_device import STRETCH
-from dilocox.protocol.errors import Diverged
 from dilocox.protocol.payload.arrays import (
     BLOCK,
     GROUP,
@@ -40,13 +40,17 @@ from dilocox.protocol.payload.arrays import (
     Sparse,
     groups,
 )
+from dilocox.protocol.payload.native import Kernels, Parts, kernels
 from dilocox.protocol.payload.payload import Form, Layout, StageLayout
 from dilocox.protocol.payload.payload import Tensor as PackedTensor
+from dilocox.protocol.run.manifest import Outer
 
 __all__ = ["Decoder", "Encoded", "StageEncoder", "quantize", "sparse_arrays", "true_positions"]
 
 PRODUCT = 1 << 22
 """Elements of a product of factors taken at a time: with few rows the other factor would be read too often."""
+NO_EXPONENT = -128
+"""Exponent of a block that is all zeros, below every base."""
 SAMPLE = 1 << 16
 """Values from which a stage-wide threshold is estimated."""
 
@@ -56,6 +60,8 @@ class Encoded:
     packed: PackedTensor
     warm: Tensor | None
     """(columns, rank) float32: where the next power iteration starts; None for other forms."""
+    left: float | None = None
+    """Norm of the error feedback, from which the fast path has subtracted what the payload decodes to; None: it has not."""
 
 
 class StageEncoder:
@@ -63,16 +69,18 @@ class StageEncoder:
 
     def __init__(self, feedback: Tensor, layout: StageLayout, device: torch.device | None = None) -> None:
         """`feedback`: the stage, flat. `device`: that factors, rounds to Int4 and places dense levels; default where `feedback`
-        lies. Raises Diverged when it is not finite."""
-        if not all(_is_finite(part) for part in feedback.split(STRETCH)):
-            raise Diverged("a pseudo-gradient is not finite")
+        lies. All values are finite."""
         self._device = device or feedback.device
-        self._sparse = iter(sparse_arrays(feedback, layout, _largest(feedback, layout.kept)) if layout.kept else [])
+        self._native = kernels() if feedback.device.type == self._device.type == "cpu" else None
+        self._sparse = iter(sparse_arrays(layout, *_largest(feedback, layout.kept)) if layout.kept else [])
 
-    def encode(self, matrix: Tensor, layout: Layout, warm: Tensor | None) -> Encoded:
-        """Compress `matrix`: any shape with layout.elements elements, float32."""
+    def encode(self, matrix: Tensor, layout: Layout, warm: Tensor | None, left: Tensor | None = None) -> Encoded:
+        """Compress `matrix`: any shape with layout.elements elements, float32. `left`: the tensor's error feedback, from
+        which the fast path subtracts what the payload decodes to."""
         flat = matrix.reshape(-1)
         array: Array
+        if self._native is not None and layout.form in (Form.INT2, Form.INT4):
+            return self._encode_natively(self._native, flat, layout, left)
         match layout.form:
             case Form.LOWRANK:
                 shaped = matrix.reshape(layout.rows, layout.columns).to(self._device)
@@ -90,26 +98,35 @@ class StageEncoder:
                 array = Floats(sent.where(sent.abs() >= SMALLEST, 0.0).cpu().numpy().copy())
         return Encoded((layout, (array,)), None)
 
+    def _encode_natively(self, native: Kernels, flat: Tensor, layout: Layout, left: Tensor | None) -> Encoded:
+        flat = flat.contiguous()
+        taken = left is not None and left.is_contiguous()
+        to, array, squares = left.data_ptr() if left is not None and taken else 0, None, 0.0
+        if layout.form == Form.INT2:
+            magnitudes, codes, squares = native.int2_encode(flat.data_ptr(), flat.numel(), to)
+            return Encoded((layout, (Levels(flat.numel(), magnitudes, codes),)), None, math.sqrt(squares) if taken else None)
+        array, squares = _quantized(native, flat[None], to)
+        return Encoded((layout, (array,)), None, math.sqrt(squares) if taken else None)
 
-def _is_finite(part: Tensor) -> bool:
-    """Return whether all values are finite, by the sum of their squares, which is fast; unless that overflows."""
-    return math.isfinite(torch.dot(part, part)) or bool(torch.isfinite(part).all())
 
-
-def sparse_arrays(feedback: Tensor, layout: StageLayout, positions: npt.NDArray[np.int64]) -> list[Sparse]:
-    """Return the stage's tensors, of which the values at these positions are sent.
+def sparse_arrays(layout: StageLayout, positions: npt.NDArray[np.int64], values: npt.NDArray[np.float32]) -> list[Sparse]:
+    """Return the stage's tensors, of which these values at these positions are sent.
 
     One pass makes all of them, because a stage has many small ones.
     """
     sizes = [tensor.elements for tensor in layout.tensors]
     edges = [0, *itertools.accumulate(sizes)]
-    values = feedback.cpu().numpy().take(positions)
     cuts = np.searchsorted(positions, edges)
     first_group = [0, *itertools.accumulate(groups(size) for size in sizes)]
     starts = np.concatenate([np.arange(edge, edge + size, GROUP) for edge, size in zip(edges, sizes, strict=False)])
-    ragged = Ragged(np.abs(values), np.searchsorted(positions, [*starts, edges[-1]]))
-    magnitudes, boundaries = place_levels(ragged)
-    signs, levels = values < 0, ragged.levels(boundaries)
+    bounds, signs = np.searchsorted(positions, [*starts, edges[-1]]), values < 0
+    native = kernels()
+    if native is not None:
+        magnitudes, levels = native.sparse_levels(np.abs(values), bounds)
+    else:
+        ragged = Ragged(np.abs(values), bounds)
+        magnitudes, boundaries = place_levels(ragged)
+        levels = ragged.levels(boundaries)
     return [
         Sparse(
             size,
@@ -132,30 +149,39 @@ def true_positions(parts: Iterable[Tensor]) -> npt.NDArray[np.int64]:
     return np.concatenate(found)
 
 
-def _largest(values: Tensor, kept: int) -> npt.NDArray[np.int64]:
-    """Positions of about the `kept` largest magnitudes of a stage, and of no more: what exceeds a threshold that is estimated from
-    a sample, and raised where it has to be."""
+def _largest(values: Tensor, kept: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+    """Return positions and values of about the `kept` largest magnitudes of a stage, and of no more.
+
+    They exceed a threshold that is estimated from a sample, and raised where it has to be."""
     stride = max(1, values.numel() // SAMPLE)
     sample = values[::stride].abs()
     wanted = min(sample.numel() - 1, kept // stride)
     threshold = float(sample.kthvalue(sample.numel() - wanted).values)
-    positions = true_positions(part.abs() > threshold for part in values.split(STRETCH))
-    magnitudes = np.abs(values.cpu().numpy().take(positions)) if len(positions) > kept else None
-    while magnitudes is not None and len(positions) > kept:
+    native = kernels() if values.device.type == "cpu" else None
+    if native is not None:
+        positions, large = native.above(values.data_ptr(), values.numel(), threshold, expected=kept)
+    else:
+        positions = true_positions(part.abs() > threshold for part in values.split(STRETCH))
+        large = values.cpu().numpy().take(positions)
+    while len(positions) > kept:
         threshold = threshold * 1.01 + 1e-30
-        positions, magnitudes = positions[magnitudes > threshold], magnitudes[magnitudes > threshold]
-    return positions
+        above = np.abs(large) > threshold
+        positions, large = positions[above], large[above]
+    return positions, large
 
 
 def quantize(values: Tensor) -> BlockInt4:
     """Round (rows, columns) float32 to Int4 codes with power-of-two block scales; of two candidate scales the better one."""
     rows, columns = values.shape
+    native = kernels() if values.device.type == "cpu" else None
+    if native is not None:
+        return _quantized(native, values.contiguous())[0]
     blocks = -(-columns // BLOCK)
     padded = torch.nn.functional.pad(values, (0, blocks * BLOCK - columns)).view(rows, blocks, BLOCK)
-    peak = padded.abs().amax(dim=2)
-    exponent = torch.where(peak > 0, torch.ceil(torch.log2(peak / MAX_CODE)), torch.full_like(peak, -1e9))
-    top = float(exponent.max()) if exponent.numel() else -1e9
-    base = int(min(max(top - (OFFSETS - 1), MIN_BASE), MAX_BASE))
+    wanted = padded.abs().amax(dim=2) / MAX_CODE
+    mantissa, exponent = torch.frexp(wanted)
+    exponent = torch.where(wanted > 0, exponent - (mantissa == 0.5).int(), NO_EXPONENT)
+    base = _base(int(exponent.max()) if exponent.numel() else NO_EXPONENT)
     exponent = exponent.clamp(base, base + OFFSETS - 1)
     finer = (exponent - 1).clamp_min(base)  # clips the peak, but rounds the rest twice as finely
     coarse_codes, coarse_error = _round(padded, exponent)
@@ -167,11 +193,29 @@ def quantize(values: Tensor) -> BlockInt4:
     return BlockInt4(rows, columns, base, offsets.to(torch.uint8).cpu().numpy(), flat.to(torch.int8).cpu().numpy())
 
 
+def _quantized(native: Kernels, values: Tensor, left: int = 0) -> tuple[BlockInt4, float]:
+    """Quantise contiguous values; return them and Σ left². `left`: address of what loses the decoded values; 0: of none."""
+    rows, columns = values.shape
+    needed, top = native.int4_exponents(values.data_ptr(), rows, columns)
+    base = _base(top)
+    offsets, codes, squares = native.int4_round(values.data_ptr(), columns, needed, base, left)
+    return BlockInt4(rows, columns, base, offsets, codes), squares
+
+
+def _base(top: int) -> int:
+    """Return the base exponent of an array whose blocks need at most the exponent `top`."""
+    return min(max(top - (OFFSETS - 1), MIN_BASE), MAX_BASE)
+
+
 def _round(padded: Tensor, exponent: Tensor) -> tuple[Tensor, Tensor]:
     """Codes at these block exponents, and each block's squared error."""
-    scale = torch.exp2(exponent)[:, :, None]
+    scale = torch.exp2(exponent.float())[:, :, None]
     codes = (padded / scale).round_().clamp_(-MAX_CODE, MAX_CODE)
-    return codes, (codes * scale).sub_(padded).square_().sum(dim=2)
+    errors = (codes * scale).sub_(padded).square_()
+    while errors.shape[2] > 1:  # halves, in an order of its own: the fast path has the same bits
+        low, high = errors.chunk(2, dim=2)
+        errors = low + high
+    return codes, errors[:, :, 0]
 
 
 def dequantize(array: BlockInt4, device: torch.device) -> Tensor:
@@ -196,6 +240,8 @@ class Decoder:
             for _, arrays in packed
             if self._layout.form == Form.LOWRANK
         ]
+        self._last: tuple[tuple[float, ...], Parts] | None = None
+        self._native = kernels() if device.type == "cpu" and not self._factors else None
 
     def stretches(self) -> Iterator[tuple[int, int]]:
         """(start, stop) of each, flat, in order: what `parts` and `weighted_sum` take."""
@@ -221,6 +267,36 @@ class Decoder:
             else:
                 yield _times(torch.from_numpy(array.part(start, stop)).to(self._device), weight)
 
+    def add_to(self, flat: Tensor, weight: float, start: int, stop: int) -> None:
+        """Add the values start … stop of a single payload, times `weight`, to `flat`, in float32; none that is not sent."""
+        (array,) = self._arrays
+        if self._native is not None and flat.is_contiguous():
+            self._native.add_to(self._described((weight,)), start, stop, flat.data_ptr())
+        elif isinstance(array, Sparse):
+            positions, values = array.few(start, stop)
+            flat[torch.from_numpy(positions).to(flat.device)] += torch.from_numpy(values * weight).to(
+                flat.device, torch.float32
+            )
+        else:
+            flat.add_(self.weighted_sum([weight], start, stop).float())
+
+    def mean_step(self, weights: Sequence[float], start: int, stop: int, theta: Tensor, momentum: Tensor, outer: Outer) -> None:
+        """Take the outer step of values start … stop by Σ wᵢ xᵢ, in place."""
+        if self._native is not None:
+            where = theta.data_ptr(), momentum.data_ptr(), outer.learning_rate, outer.momentum
+            self._native.mean_step(self._described(tuple(weights)), start, stop, *where)
+        else:
+            outer_step(theta, momentum, self.weighted_sum(weights, start, stop), outer)
+
+    def _described(self, weights: tuple[float, ...]) -> Parts:
+        """Return the arrays for the fast path; the last ones are kept, because stretches follow each other."""
+        if self._last is None or self._last[0] != weights:
+            parts = Parts()
+            for array, weight in zip(self._arrays, weights, strict=True):
+                array.describe(parts, weight)
+            self._last = weights, parts
+        return self._last[1]
+
     def effective_rank(self, weights: Sequence[float]) -> float | None:
         """Return the effective rank of Σ wᵢ xᵢ; None if the tensor is not of low rank. Its bits differ between machines."""
         if not self._factors:
@@ -229,7 +305,9 @@ class Decoder:
         return lowrank.effective_rank(p, torch.cat([q for _, q in self._factors], 1))
 
     def weighted_sum(self, weights: Sequence[float], start: int, stop: int) -> Tensor:
-        """Σ wᵢ xᵢ in float64, flat, added in the order of the payloads; a sum that is 0 may have either sign."""
+        """Return Σ wᵢ xᵢ in float64, flat, added in the order of the payloads; a sum that is 0 may have either sign."""
+        if self._native is not None:
+            return torch.from_numpy(self._native.weighted_sum(self._described(tuple(weights)), start, stop))
         if self._layout.form == Form.SPARSE:
             sparse = np.zeros(stop - start)
             for array, weight in zip(self._arrays, weights, strict=True):

@@ -14,6 +14,8 @@ from dilocox.protocol.payload.arrays import ENTRIES, GROUP, LARGEST, MIN_BASE, P
 
 __all__ = ["Even", "Ragged", "decode_levels", "encode_levels", "place_levels"]
 
+LANES = 64
+"""Partial sums of a group's float32 magnitudes: value i adds to sum i mod LANES, in order; then halves are added."""
 LLOYD_STEPS = 3
 """Iterations of Lloyd's algorithm (least squares, 1-D k-means) for the two magnitudes of a group."""
 
@@ -54,7 +56,8 @@ class Ragged(Groups):
 
     def __init__(self, magnitudes: npt.NDArray[np.float32], cuts: npt.NDArray[np.int64]) -> None:
         """`cuts`: (groups + 1,), where each group's values begin, and where the last one's end."""
-        self.counts, self._magnitudes, self._cuts = np.diff(cuts), magnitudes, cuts
+        self.counts, self._magnitudes = np.diff(cuts), magnitudes
+        self._group = np.repeat(np.arange(len(self.counts)), self.counts)
 
     def sums(self) -> npt.NDArray[np.float64]:
         return self._sums(self._magnitudes)
@@ -68,10 +71,8 @@ class Ragged(Groups):
         return self._magnitudes > np.repeat(boundaries, self.counts)
 
     def _sums(self, values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        whole = np.int64 if values.dtype == bool else None
-        sums = np.add.reduceat(np.append(values, values.dtype.type(0)), self._cuts[:-1], dtype=whole)
-        sums[self.counts == 0] = 0  # not the value at that place
-        return sums.astype(np.float64)
+        """Return the sums by group, added in float64, in order."""
+        return np.bincount(self._group, values, len(self.counts)).astype(np.float64)
 
 
 class Even(Groups):
@@ -82,11 +83,12 @@ class Even(Groups):
         self.counts = np.full(len(values), values.shape[1])
 
     def sums(self) -> npt.NDArray[np.float64]:
-        return self._magnitudes.sum(1).cpu().numpy().astype(np.float64)
+        return _lane_sums(self._magnitudes).cpu().numpy().astype(np.float64)
 
     def above(self, boundaries: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
         mask = self._above(boundaries)
-        both = torch.stack([mask.sum(1), mask.mul_(self._magnitudes).sum(1)]).cpu().numpy().astype(np.float64)
+        number = mask.sum(1)
+        both = torch.stack([number, _lane_sums(mask.mul_(self._magnitudes))]).cpu().numpy().astype(np.float64)
         return both[0], both[1]
 
     def packed(self, boundaries: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
@@ -103,8 +105,20 @@ class Even(Groups):
         return torch.gt(self._magnitudes, limits[:, None], out=self._mask)
 
 
+def _lane_sums(values: Tensor) -> Tensor:
+    """Return the float32 sums of rows. On a processor they are added in the order of LANES, on a GPU in the fastest."""
+    if values.device.type != "cpu":
+        return values.sum(1)
+    padded = torch.nn.functional.pad(values, (0, -values.shape[1] % LANES)).view(len(values), -1, LANES)
+    lanes = torch.from_numpy(np.add.reduce(padded.numpy(), axis=1))
+    while lanes.shape[1] > 1:
+        low, high = lanes.chunk(2, dim=1)
+        lanes = low + high
+    return lanes[:, 0]
+
+
 def encode_levels(flat: Tensor, device: torch.device) -> Levels:
-    """`flat`: float32 values, in stretches on `device`."""
+    """Encode float32 values, in stretches on `device`."""
     full = flat.numel() // GROUP * GROUP
     parts = [*flat[:full].view(-1, GROUP).split(STRETCH // GROUP), flat[full:].view(1, -1)]
     magnitudes, codes = [], []

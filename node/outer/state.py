@@ -23,14 +23,14 @@ from torch import Tensor
 
 from dilocox.node.outer import aggregate, codec
 from dilocox.node.outer.state_device import HOST, STRETCH, StateDevice
+from dilocox.protocol.errors import Diverged
 from dilocox.protocol.payload import payload as wire
 from dilocox.protocol.payload.payload_index import largest_norm
 from dilocox.protocol.run.manifest import Manifest
 from dilocox.protocol.run.tensors import TensorSpec, stage_tensors
 
-__all__ = ["EncodedStage", "StageState", "flushed", "rebase", "start_phase"]
+__all__ = ["EncodedStage", "StageState", "rebase", "start_phase"]
 
-LARGEST_SUBNORMAL = 2.0**-126 - 2.0**-149
 PART_OF_BOUND = 0.5
 """Part of the largest allowed norm that a payload gets which would exceed it."""
 
@@ -104,49 +104,55 @@ class StageState:
         """
         compression = self.manifest.compression
         rank_or_k = compression.keep if rank_or_k is None else rank_or_k
-        wanted = _norm(self.feedback)
-        packed = self.pack(self._within_bounds(), rank_or_k)
-        self._add_to_feedback(packed, [-1.0] * len(packed))
-        error = _norm(self.feedback) / wanted if wanted else 0.0
+        wanted = [_norm(view.reshape(-1)) for _, view in self.views(self.feedback)]
+        if not all(map(math.isfinite, wanted)):
+            raise Diverged("a pseudo-gradient is not finite")
+        packed, left = self.pack(self._within_bounds(wanted), rank_or_k)
+        error = left / math.hypot(*wanted) if any(wanted) else 0.0
         norms = [wire.decoded_norm([tensor]) for tensor in packed]
         return EncodedStage(wire.pack(packed, compression.entropy_coding, owner), norms, self.effective_rank, error)
 
-    def _within_bounds(self) -> Tensor:
-        """Return the error feedback; of a tensor larger than the run allows, a part small enough for any codec's rounding."""
+    def _within_bounds(self, norms: Sequence[float]) -> Tensor:
+        """Return the error feedback; of a tensor larger than the run allows, a part small enough for any codec's rounding.
+        `norms`: the tensors'."""
         sent = self.feedback
-        for spec, view in self.views(self.feedback):
-            largest, norm = largest_norm(self.manifest, spec), _norm(view.reshape(-1))
-            if norm > largest:  # also if it is not finite: the encoder reports that
+        for (spec, _), norm in zip(self.views(sent), norms, strict=True):
+            largest = largest_norm(self.manifest, spec)
+            if norm > largest:
                 sent = sent.clone() if sent is self.feedback else sent
                 next(part for other, part in self.views(sent) if other.name == spec.name).mul_(PART_OF_BOUND * largest / norm)
         return sent
 
-    def pack(self, sent: Tensor, rank_or_k: int) -> list[wire.Tensor]:
-        """Return `sent`, flat, as the codec writes it, and advance the warm starts."""
+    def pack(self, sent: Tensor, rank_or_k: int) -> tuple[list[wire.Tensor], float]:
+        """Encode `sent`, flat; subtract what it decodes to from the error feedback, and return the latter's norm, too.
+        Advance the warm starts."""
         layout = self.layout(rank_or_k)
         encoder = codec.StageEncoder(sent, layout, self.passage.device)
-        packed = []
-        for (spec, view), tensor_layout in zip(self.views(sent), layout.tensors, strict=True):
-            encoded = encoder.encode(view, tensor_layout, self.warm.get(spec.name))
-            packed.append(encoded.packed)
-            if encoded.warm is not None:
-                self.warm[spec.name] = encoded.warm.to(self.feedback.device)
-        return packed
+        encoded = []
+        tensors = zip(self.views(sent), self.views(self.feedback), layout.tensors, strict=True)
+        for (spec, view), (_, left), tensor_layout in tensors:
+            encoded.append(encoder.encode(view, tensor_layout, self.warm.get(spec.name), left))
+            if (warm := encoded[-1].warm) is not None:
+                self.warm[spec.name] = warm.to(self.feedback.device)
+        packed = [each.packed for each in encoded]
+        self.add_to_feedback(packed, [-1.0 if each.left is None else 0.0 for each in encoded])
+        left_norms = [each.left for each in encoded if each.left is not None]
+        return packed, math.hypot(*left_norms) if len(left_norms) == len(encoded) else _norm(self.feedback)
 
     def return_to_feedback(self, raw: memoryview, rank_or_k: int | None = None, shares: Sequence[float] | None = None) -> None:
         """Return the fractions of a payload that a commit did not apply, by tensor (default: all), to the error feedback."""
         shares = [1.0] * len(self.specs) if shares is None else shares
         if any(shares):
-            self._add_to_feedback(wire.parse(raw, self.layout(rank_or_k)), shares)
+            self.add_to_feedback(wire.parse(raw, self.layout(rank_or_k)), shares)
 
-    def _add_to_feedback(self, payload: Sequence[wire.Tensor], shares: Sequence[float]) -> None:
+    def add_to_feedback(self, payload: Sequence[wire.Tensor], shares: Sequence[float]) -> None:
         """These shares of a payload, by tensor."""
         for (_, view), packed, share in zip(self.views(self.feedback), payload, shares, strict=True):
             if not share:
                 continue
             decoder = codec.Decoder([packed], self.passage.device)
             for start, stop, (flat,) in self.passage.each([view.view(-1)], decoder.stretches()):
-                flat.add_(decoder.weighted_sum([share], start, stop).float())
+                decoder.add_to(flat, share, start, stop)
 
     def apply(
         self,
@@ -165,16 +171,15 @@ class StageState:
         layout = self.layout(rank_or_k)
         parsed = [wire.parse(raw, layout) for raw in payloads]
         factors = factors or [[1.0] * len(self.specs)] * len(payloads)
-        outer = self.manifest.outer
         measures, ranks = self.manifest.compression.adapt == "effective-rank", []
         copies = zip(self.views(self.committed[0]), self.views(self.committed[1]), strict=True)
         for index, ((_, theta), (_, momentum)) in enumerate(copies):
             decoder = codec.Decoder([tensors[index] for tensors in parsed], self.passage.device)
-            combine = aggregate.combined(outer, tokens, [by_tensor[index] for by_tensor in factors], decoder)
+            step = aggregate.stepped(self.manifest.outer, tokens, [by_tensor[index] for by_tensor in factors], decoder)
             if measures and (rank := decoder.effective_rank([float(count) for count in tokens])) is not None:
                 ranks.append(rank)
             for start, stop, (values, moment) in self.passage.each([theta.view(-1), momentum.view(-1)], decoder.stretches()):
-                _outer_step(values, moment, combine(start, stop).float(), outer.learning_rate, outer.momentum)
+                step(start, stop, values, moment)
         self.effective_rank = sum(ranks) / len(ranks) if ranks else 0.0
 
 
@@ -185,24 +190,6 @@ def _norm(flat: Tensor) -> float:
     if math.isfinite(squares):
         return math.sqrt(squares)
     return math.hypot(*(float(torch.linalg.vector_norm(part, dtype=torch.float64)) for part in parts))  # squares that overflow
-
-
-def flushed(values: Tensor) -> Tensor:
-    """Return the values, with 0 for subnormal ones: machines differ in their treatment."""
-    return torch.nn.functional.hardshrink(values, LARGEST_SUBNORMAL)
-
-
-def _outer_step(theta: Tensor, momentum: Tensor, gradient: Tensor, rate: float, decay: float) -> None:
-    """Nesterov: m ← μ·m + g; Θ ← Θ − lr·(g + μ·m). Each line below is one IEEE operation per element."""
-    gradient = flushed(gradient)
-    momentum.mul_(decay)
-    momentum.add_(gradient)
-    momentum.copy_(flushed(momentum))
-    update = momentum * decay
-    update.add_(gradient)
-    update.mul_(rate)
-    theta.sub_(update)
-    theta.copy_(flushed(theta))
 
 
 def start_phase(state: StageState, live: Sequence[Tensor], private_share: float = 1.0) -> None:

@@ -29,6 +29,7 @@ import numpy.typing as npt
 
 from dilocox.protocol import limits
 from dilocox.protocol.errors import RemoteError
+from dilocox.protocol.payload.native import Parts, kernels
 from dilocox.protocol.pb import messages_pb2 as pb
 
 __all__ = [
@@ -87,13 +88,11 @@ class Writer:
     """Collects each section's bytes."""
 
     def __init__(self) -> None:
-        self.parts: dict[Section, list[bytes]] = {section: [] for section in Section}
+        self.parts: dict[Section, list[bytes | memoryview]] = {section: [] for section in Section}
 
-    def put(self, section: Section, raw: bytes) -> None:
+    def put(self, section: Section, raw: bytes | memoryview) -> None:
+        """Add bytes, not copied: they must not change before the payload is complete."""
         self.parts[section].append(raw)
-
-    def bytes_of(self, section: Section) -> bytes:
-        return b"".join(self.parts[section])
 
 
 class Reader:
@@ -119,6 +118,10 @@ class Array(Protocol):
     def values(self) -> npt.NDArray[np.float64]: ...
     def part(self, start: int, stop: int) -> npt.NDArray[np.float64]:
         """Flat values start … stop, exact; start is a multiple of GROUP. For arrays of one row."""
+        ...
+
+    def describe(self, parts: Parts, weight: float) -> None:
+        """Add the array with its weight to those that the fast path reads. For arrays of one row."""
         ...
 
     def square_sum(self) -> float:
@@ -158,10 +161,28 @@ class BlockInt4(Array):
         scales = np.ldexp(1.0, self.exponents()[0, start // BLOCK : blocks(stop)].astype(np.int32))
         return self.codes[0, start:stop].astype(np.float64) * np.repeat(scales, BLOCK)[: stop - start]
 
+    def describe(self, parts: Parts, weight: float) -> None:
+        parts.int4(self.codes, self.offsets, self.base, weight)
+
+    def square_sum(self) -> float:
+        """Return the sum of squares, by summing the codes' squares of each scale; the sums are integers."""
+        native = kernels()
+        if native is not None:
+            sums = native.int4_squares(np.ascontiguousarray(self.codes), np.ascontiguousarray(self.offsets))
+        else:
+            scales = np.repeat(self.offsets, BLOCK, axis=1)[:, : self.columns]
+            squares = np.square(self.codes.ravel(), dtype=np.int16)
+            sums = np.bincount(scales.ravel(), squares, OFFSETS).astype(np.int64)
+        return float(sums @ np.ldexp(1.0, 2 * (np.arange(OFFSETS) + self.base)))
+
     def write(self, writer: Writer) -> None:
         writer.put(Section.HEADS, struct.pack("<b", self.base))
         writer.put(Section.HEADS, _pack(self.offsets, 4))
-        writer.put(Section.CODES, _pack(self.codes.view(np.uint8) & np.uint8(15), 4))
+        native = kernels()
+        if native is not None:
+            writer.put(Section.CODES, native.int4_pack(np.ascontiguousarray(self.codes)).data)
+        else:
+            writer.put(Section.CODES, _pack(self.codes.view(np.uint8) & np.uint8(15), 4))
 
     @staticmethod
     def sizes(rows: int, columns: int) -> dict[Section, int]:
@@ -175,10 +196,7 @@ class BlockInt4(Array):
         if not MIN_BASE <= base <= MAX_BASE:
             raise RemoteError(pb.REASON_NON_FINITE, f"base exponent {base} is outside {MIN_BASE} … {MAX_BASE}")
         offsets = _unpack(heads[1:], rows * blocks(columns), 4)
-        nibbles = _unpack(reader.take(Section.CODES, sizes[Section.CODES]), rows * columns, 4)
-        codes = (nibbles ^ 8).astype(np.int8) - np.int8(8)
-        if codes.size and codes.min() < -MAX_CODE:
-            raise RemoteError(pb.REASON_MALFORMED, "a code is -8")
+        codes = _read_int4(reader.take(Section.CODES, sizes[Section.CODES]), rows * columns)
         return cls(rows, columns, base, offsets.reshape(rows, -1), codes.reshape(rows, columns))
 
 
@@ -202,6 +220,9 @@ class Levels(Array):
         first = np.arange(0, ENTRIES * (groups(stop) - start // GROUP), ENTRIES)
         return self.table(start, stop).ravel()[np.repeat(first, GROUP)[: stop - start] + codes]
 
+    def describe(self, parts: Parts, weight: float) -> None:
+        parts.levels(self.magnitudes, self.codes, weight)
+
     def packed(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
         """Return the bytes with the codes of flat values start … stop; start is a multiple of GROUP."""
         return self.codes[start // PER_BYTE : -(-stop // PER_BYTE)]
@@ -213,9 +234,14 @@ class Levels(Array):
 
     def square_sum(self) -> float:
         """Return the sum of squares, by counting each magnitude; decodes nothing."""
-        padded = np.zeros(groups(self.elements) * GROUP // PER_BYTE, dtype=np.uint8)
-        padded[: self.codes.size] = self.codes
-        of_second = np.bitwise_count(padded.view(np.uint64) & _SECOND_BITS).reshape(-1, GROUP // 32).sum(axis=1, dtype=np.int64)
+        native = kernels()
+        if native is not None:
+            of_second = native.int2_second(np.ascontiguousarray(self.codes), self.elements)
+        else:
+            padded = np.zeros(groups(self.elements) * GROUP // PER_BYTE, dtype=np.uint8)
+            padded[: self.codes.size] = self.codes
+            bits = np.bitwise_count(padded.view(np.uint64) & _SECOND_BITS)
+            of_second = bits.reshape(-1, GROUP // 32).sum(axis=1, dtype=np.int64)
         counts = np.full(len(of_second), GROUP)
         counts[-1:] -= GROUP * len(counts) - self.elements
         squares = np.square(self.magnitudes.astype(np.float64))
@@ -223,7 +249,7 @@ class Levels(Array):
 
     def write(self, writer: Writer) -> None:
         writer.put(Section.HEADS, _pack_magnitudes(self.magnitudes))
-        writer.put(Section.CODES, self.codes.tobytes())
+        writer.put(Section.CODES, np.ascontiguousarray(self.codes).data)
 
     @staticmethod
     def sizes(elements: int) -> dict[Section, int]:
@@ -261,13 +287,21 @@ class Sparse(Array):
         self.add_part(out, 1.0, start)
         return out
 
+    def describe(self, parts: Parts, weight: float) -> None:
+        parts.sparse(self.magnitudes, self.positions, self.signs, self.levels, weight)
+
     def add_part(self, total: npt.NDArray[np.float64], weight: float, start: int) -> None:
         """Add the flat values from `start` on, a multiple of GROUP, times `weight`, to `total`: where they are not 0."""
-        first_group, stop = start // GROUP, start + total.size
+        positions, values = self.few(start, start + total.size)
+        total[positions] += weight * values
+
+    def few(self, start: int, stop: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+        """Return the stored values of flat start … stop, and their positions from `start` on, a multiple of GROUP."""
+        first_group = start // GROUP
         cuts = np.searchsorted(self.positions, [*range(start, stop, GROUP), stop])
         kept = slice(cuts[0], cuts[-1])
         magnitudes = self.magnitudes[first_group : first_group + len(cuts) - 1]
-        total[self.positions[kept] - start] += weight * _signed(magnitudes, np.diff(cuts), self.signs[kept], self.levels[kept])
+        return self.positions[kept] - start, _signed(magnitudes, np.diff(cuts), self.signs[kept], self.levels[kept])
 
     def square_sum(self) -> float:
         """Return the sum of squares of the stored values; all others are 0."""
@@ -323,6 +357,9 @@ class Floats(Array):
     def part(self, start: int, stop: int) -> npt.NDArray[np.float64]:
         return self.numbers[start:stop].astype(np.float64)
 
+    def describe(self, parts: Parts, weight: float) -> None:
+        parts.floats(self.numbers, weight)
+
     def write(self, writer: Writer) -> None:
         writer.put(Section.CODES, self.numbers.tobytes())
 
@@ -374,6 +411,21 @@ def _pack(values: npt.NDArray[Any], bits: int) -> bytes:
     for index in range(1, per_byte):
         packed |= flat[index::per_byte] << np.uint8(bits * index)
     return packed.tobytes()
+
+
+def _read_int4(raw: memoryview, count: int) -> npt.NDArray[np.int8]:
+    """Return the codes of nibbles. Raise RemoteError if one is -8, or the padding is not zero."""
+    native = kernels()
+    if native is None:
+        codes = (_unpack(raw, count, 4) ^ 8).astype(np.int8) - np.int8(8)
+        bad = bool(codes.size) and codes.min() < -MAX_CODE
+    else:
+        codes, bad, padded = native.int4_unpack(np.frombuffer(raw, dtype=np.uint8), count)
+        if padded:
+            raise RemoteError(pb.REASON_MALFORMED, "padding is not zero")
+    if bad:
+        raise RemoteError(pb.REASON_MALFORMED, "a code is -8")
+    return codes
 
 
 def _unpack(raw: memoryview | npt.NDArray[np.uint8], count: int, bits: int) -> npt.NDArray[np.uint8]:

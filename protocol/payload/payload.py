@@ -189,18 +189,18 @@ def pack(tensors: Sequence[Tensor], entropy: bool, owner: bytes = NOBODYS) -> by
     for _, arrays in tensors:
         for array in arrays:
             array.write(writer)
-    parts = [_HEADER.pack(MAGIC, len(tensors), owner)]
+    parts: list[bytes | memoryview] = [_HEADER.pack(MAGIC, len(tensors), owner)]
     parts += [_TENSOR.pack(layout.form, 0, layout.rank, layout.rows, layout.columns) for layout, _ in tensors]
     for section in Section:
-        raw = writer.bytes_of(section)
-        stored = _deflate(raw) if entropy else raw
-        parts += [_SECTION.pack(len(raw), len(stored)), stored]
+        raw = writer.parts[section]
+        stored = _deflated(raw) if entropy else raw
+        parts += [_SECTION.pack(sum(map(len, raw)), sum(map(len, stored))), *stored]
     return b"".join(parts)
 
 
-def _deflate(raw: bytes) -> bytes:
+def _deflated(raw: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
     coder = zlib.compressobj(1, zlib.DEFLATED, _RAW_DEFLATE, 9, zlib.Z_HUFFMAN_ONLY)
-    return coder.compress(raw) + coder.flush()
+    return [*map(coder.compress, raw), coder.flush()]
 
 
 def parse(raw: bytes | memoryview, layout: StageLayout, owner: bytes | None = None) -> list[Tensor]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dilocox.node.outer import codec, int2
 from dilocox.node.outer.state import StageState
 from dilocox.node.outer.state_device import STRETCH
-from dilocox.protocol.errors import LocalError
+from dilocox.protocol.errors import Diverged
 from dilocox.protocol.payload import payload as wire
 from dilocox.protocol.payload.arrays import GROUP, RANK_EXACT
 from tests.helpers import manifest
@@ -206,9 +206,10 @@ def test_zeros_and_tiny_and_huge_values_survive():
 
 
 def test_what_is_not_finite_is_our_own_fault():
-    x = torch.full((20, 20), float("nan"))
-    with pytest.raises(LocalError, match="not finite"):
-        encode(x, wire.Layout(wire.Form.INT4, 20, 20))
+    state = StageState(manifest(), 0)
+    state.feedback[-1] = float("nan")
+    with pytest.raises(Diverged):
+        state.encode()
 
 
 def test_subnormal_results_become_zero():

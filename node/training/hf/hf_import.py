@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from dilocox.node.outer.state import flushed
+from dilocox.node.outer.outer_step import flushed
 from dilocox.node.training.model.model import FAMILIES, Family
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.pb import messages_pb2 as pb
