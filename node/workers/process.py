@@ -17,8 +17,10 @@ __all__ = ["ForkServer", "WorkerProcess", "ticks_of"]
 
 SERVER = "dilocox.node.training.worker.fork_server"
 PROC = Path("/proc")
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-"""Libraries start none when they are imported: others than the one that forks would be missing in who was forked."""
+THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+"""Environment of the fork server: libraries start no thread when they are imported, because a fork has only the thread that
+forks. Waits sleep: libgomp's threads otherwise spin at every barrier, and take the cores of the daemon and the codec. The
+library reads the policy when it is loaded, thus before a worker has an environment of its own."""
 WORD_BYTES = 32
 """Size of the fork server's answer: a number."""
 WORD_SECONDS = 10.0
@@ -141,7 +143,7 @@ class ForkServer:
             with theirs, self._log.open("ab") as output:
                 self._process = await start_process(
                     *(sys.executable, "-P", "-m", SERVER),
-                    env=child_environment(ONE_THREAD),
+                    env=child_environment(THREADS),
                     stdin=theirs.fileno(),
                     stdout=output,
                     stderr=output,

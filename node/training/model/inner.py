@@ -6,7 +6,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from dilocox.node.training.model.mesh import Mesh
 from dilocox.node.training.model.model import Stage
+from dilocox.node.training.model.muon import Muon
 from dilocox.protocol.run.manifest import Manifest, Training
 from dilocox.protocol.run.tensors import TensorSpec
 
@@ -35,7 +37,8 @@ def by_muon(training: Training, spec: TensorSpec) -> bool:
 class InnerOptimizer:
     """Inner optimizer of either kind. `steps` counts inner steps over the life of this cluster's optimizer."""
 
-    def __init__(self, manifest: Manifest, stages: Sequence[Stage]) -> None:
+    def __init__(self, manifest: Manifest, stages: Sequence[Stage], mesh: Mesh | None = None) -> None:
+        """Create the optimizer of these stages. `mesh`: copies that share Muon's work; default: alone."""
         training = self._training = manifest.training
         self.steps = 0
         matrices: list[nn.Parameter] = []
@@ -55,12 +58,11 @@ class InnerOptimizer:
         self._optimizers: list[torch.optim.Optimizer] = []
         self._peaks: list[float] = []
         if used:
-            self._optimizers.append(torch.optim.AdamW(used, lr=training.learning_rate, betas=BETAS, foreach=True))
+            self._optimizers.append(torch.optim.AdamW(used, lr=training.learning_rate, betas=BETAS, fused=True))
             self._peaks.append(training.learning_rate)
         if hidden:
             rate = training.muon_learning_rate
-            muon = torch.optim.Muon(hidden, lr=rate, weight_decay=training.weight_decay, momentum=training.muon_momentum)
-            self._optimizers.append(muon)
+            self._optimizers.append(Muon(hidden, rate, training.weight_decay, training.muon_momentum, mesh or Mesh()))
             self._peaks.append(rate)
 
     def step(self) -> None:
@@ -84,7 +86,7 @@ class InnerOptimizer:
         muon = any(
             parameter is other
             for optimizer in self._optimizers
-            if isinstance(optimizer, torch.optim.Muon)
+            if isinstance(optimizer, Muon)
             for group in optimizer.param_groups
             for other in group["params"]
         )

@@ -1,6 +1,6 @@
 """Position of a worker in its cluster: copy of the pipeline, and rank in it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -9,6 +9,21 @@ from torch import Tensor
 from dilocox.node.training.model.rendezvous import PATIENCE
 
 __all__ = ["Mesh"]
+
+BUCKET = 1 << 23
+"""Elements of gradients that are averaged together: many small messages cost more than their bytes."""
+
+
+def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Yield consecutive tensors with at most BUCKET elements together; a larger one is alone."""
+    bucket: list[Tensor] = []
+    for tensor in tensors:
+        if bucket and sum(each.numel() for each in bucket) + tensor.numel() > BUCKET:
+            yield bucket
+            bucket = []
+        bucket.append(tensor)
+    if bucket:
+        yield bucket
 
 
 class Mesh:
@@ -50,14 +65,29 @@ class Mesh:
         """Average over the copies, in place, with the same bits in each."""
         if self.copies > 1:
             held = list(tensors)
-            for work in [dist.all_reduce(tensor, group=self._replicas, async_op=True) for tensor in held]:
+            buckets = list(_buckets(held))
+            flat = [torch.cat([tensor.view(-1) for tensor in bucket]) for bucket in buckets]
+            for work in [dist.all_reduce(each, group=self._replicas, async_op=True) for each in flat]:
                 work.wait()
-            torch._foreach_div_(held, float(self.copies))
+            torch._foreach_div_(flat, float(self.copies))
+            for bucket, summed in zip(buckets, flat, strict=True):
+                parts = summed.split([tensor.numel() for tensor in bucket])
+                torch._foreach_copy_([tensor.view(-1) for tensor in bucket], list(parts))
 
     def follow(self, tensors: Iterable[Tensor]) -> None:
         """Take the first copy's values."""
         if self.copies > 1:
             for work in [dist.broadcast(tensor, group=self._replicas, group_src=0, async_op=True) for tensor in tensors]:
+                work.wait()
+
+    def share_out(self, tensors: Sequence[Tensor]) -> None:
+        """Send tensor number i, at most one for each copy, from copy i to the others, which overwrite theirs."""
+        if self.copies > 1:
+            works = [
+                dist.broadcast(tensor, group=self._replicas, group_src=copy, async_op=True)
+                for copy, tensor in enumerate(tensors)
+            ]
+            for work in works:
                 work.wait()
 
     def all_sum(self, values: list[float]) -> list[float]:

@@ -106,16 +106,17 @@ class Pipeline:
         """Return the loss of a microbatch, such that the mean over all is the mean over the batch's tokens."""
         return cross_entropy(logits, targets) / (max(1, trained_tokens(targets)) if self._single else self._each)
 
-    def step(self, inputs: Tensor, targets: Tensor, tokens: int) -> float:
-        """Forward and backward of this copy's share, gradients averaged over its microbatches; the mean loss of these in the last
-        worker, elsewhere 0. `tokens`: of the whole batch, of all copies, that are trained on."""
+    def step(self, inputs: Tensor, targets: Tensor, tokens: int) -> Tensor:
+        """Run forward and backward of this copy's share; gradients are averaged over its microbatches. Return the mean loss of
+        these in the last worker, elsewhere 0, on the device. `tokens`: of the whole batch, of all copies, that are trained
+        on."""
         self._each = tokens / (self._microbatches * self._mesh.copies)
         losses: list[Tensor] = []
         arguments = (inputs.to(self.device),) if self.first else ()
         target = targets.to(self.device) if self.last else None
         with torch.autocast(self.device.type, enabled=False):  # chunks nest theirs in it: weights are cast once a step
             self._schedule.step(*arguments, target=target, losses=losses if self.last else None, return_outputs=False)
-        return float(torch.stack([loss.detach() for loss in losses]).mean()) if losses else 0.0
+        return torch.stack([loss.detach() for loss in losses]).mean() if losses else torch.zeros((), device=self.device)
 
     @torch.no_grad()
     def evaluate(self, inputs: Tensor, targets: Tensor, batch: int, width: int) -> float:

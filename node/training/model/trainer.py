@@ -111,7 +111,7 @@ class Trainer:
         chains = [build_chain(manifest.model, chunk, self.device, recompute, half) for chunk in mine]
         self.pipeline = Pipeline(manifest, chains, self.mesh, single=noise is not None)
         self._live = [stage for chain in chains for stage in chain]
-        self.optimizer = InnerOptimizer(manifest, self._live)
+        self.optimizer = InnerOptimizer(manifest, self._live, self.mesh)
         self._parameters = [parameter for stage in self._live for parameter in stage.tensors()]
         self._noisy = NoisyGradients(self._parameters, noise) if noise is not None else None
         if noise is not None and self.mesh.workers > 1:
@@ -169,14 +169,14 @@ class Trainer:
         """One inner step. Gradients are clipped by the norm over all stages of the cluster; with them at hand all ranks add up what
         `flags` says now, `before_update` is called, then the inner optimizer changes its tensors and the parameters."""
         tokens = trained_tokens(targets) if self._noisy is None else targets.numel()  # the number of answer tokens is private
-        loss = self.pipeline.step(self.mesh.share(inputs), self.mesh.share(targets), tokens)
+        mean_loss = self.pipeline.step(self.mesh.share(inputs), self.mesh.share(targets), tokens)
         if self._noisy is not None:
             self._noisy.finish()
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         self.mesh.average(gradients)
         norms = torch._foreach_norm(gradients)
-        square = float(torch.stack([norm.to("cpu", torch.float64) for norm in norms]).square().sum())
-        sums = self.mesh.all_sum([square, loss, *flags()])
+        told = torch.cat([torch.stack(norms).double(), mean_loss.double().view(1)]).cpu()  # the step's one copy from the device
+        sums = self.mesh.all_sum([float(told[:-1].square().sum()), float(told[-1]), *flags()])
         norm, loss = (sums[0] / self.mesh.copies) ** 0.5, sums[1] / self.mesh.copies
         scale = self.manifest.training.gradient_clip / (norm + 1e-6)
         if scale < 1:
