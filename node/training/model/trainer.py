@@ -111,11 +111,21 @@ class Trainer:
         chains = [build_chain(manifest.model, chunk, self.device, recompute, half) for chunk in mine]
         self.pipeline = Pipeline(manifest, chains, self.mesh, single=noise is not None)
         self._live = [stage for chain in chains for stage in chain]
+        if self.device.type == "cuda" and noise is None:
+            self.compile_layers()
         self.optimizer = InnerOptimizer(manifest, self._live, self.mesh)
         self._parameters = [parameter for stage in self._live for parameter in stage.tensors()]
         self._noisy = NoisyGradients(self._parameters, noise) if noise is not None else None
         if noise is not None and self.mesh.workers > 1:
             raise LocalError("the gradient of each sequence is bounded where one worker holds the whole model: say --devices 1")
+
+    def compile_layers(self) -> None:
+        """Compile the layers, at their first pass. One graph serves all layers of a kind; what the compiler refuses runs
+        as it is, with a warning."""
+        torch._dynamo.config.suppress_errors = True
+        for stage in self._live:
+            for layer in stage.model.layers.values():
+                layer.compile()
 
     def pairs(self) -> Iterator[tuple[StageState, Stage]]:
         """Stages whose outer state is here: none in a copy that follows."""
