@@ -140,7 +140,7 @@ def measure(shape: Shape, codec: str, choice: OuterState, folder: Path, seed: in
     before = torch.cuda.memory_allocated() if device.type == "cuda" else 0
     trainer, store = Trainer(run, Mesh(device=device), passage=passage_of(choice, device)), BlobStore(folder / "blobs")
     trainer.load_initial()
-    boundaries = Boundaries(folder / "stages", 1, "a", trainer, store)
+    boundaries = Boundaries(folder / "stages", "a", trainer, store)
     tokens = torch.randint(0, run.model.config.vocab_size, (shape.batch, shape.length))
 
     def step(before_update: Callable[[], None] = lambda: None) -> None:

@@ -1,7 +1,7 @@
 """Codec work of a round: against a copy in memory, and as a share of one inner step and of a phase of H steps.
 
 On a processor the first table compares the codec with a copy of as many float32 values, alternated in one run, by CPU
-seconds of one thread; the reference is the same work without the fast path (native.c). `--check` holds these ratios.
+seconds of one thread; the reference is the same work without the fast path (native.c). `--check` compares these ratios with bars.
 
 The codec work of a phase: encode its own payload, decode it (error feedback), decode three payloads, apply. The
 baseline is the inner step (forward, backward, optimizer) of the same tensors, device and threads in the same run. If a

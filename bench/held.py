@@ -94,7 +94,7 @@ def train(run: Manifest, folder: Path) -> tuple[int, int]:
     with Most() as training:
         for _ in range(STEPS):
             trainer.step(tokens, tokens)
-    boundaries = Boundaries(folder / "stages", 1, "a", trainer, store)
+    boundaries = Boundaries(folder / "stages", "a", trainer, store)
     (stage,) = trainer.stages
     with Most() as ending, ThreadPoolExecutor(1) as background:
         trainer.end_phase(1, restart=False)

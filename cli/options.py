@@ -235,13 +235,13 @@ class MachineOptions:
     step_seconds: Annotated[float, typer.Option(min=0, help="Least time of a step: leaves the machine to other programs.")] = (
         0.0
     )
-    checkpoint_every: Annotated[
-        int,
+    checkpoint_seconds: Annotated[
+        float,
         typer.Option(
-            min=1,
-            help="Rounds between two checkpoints of inner moments and live parameters.",
+            min=0,
+            help="Seconds between two checkpoints of all private state: what a power loss costs.",
         ),
-    ] = 1
+    ] = 300.0
     outer_state: Annotated[
         OuterState,
         typer.Option(
@@ -261,7 +261,7 @@ class MachineOptions:
             "hours": Hours.parse(self.hours) if self.hours is not None else None,
             "codec_cpus": cpus,
             "step_seconds": self.step_seconds,
-            "checkpoint_every": self.checkpoint_every,
+            "checkpoint_seconds": self.checkpoint_seconds,
             "outer_state": self.outer_state,
         }
 

@@ -167,7 +167,8 @@ async def _live(
         served = await _open_network(daemon, chain)
 
         def tell_link(others: Sequence[Candidate] = ()) -> None:
-            link = served.desk.link = make_link(settings.manifest, home, served.network, others)
+            link = make_link(settings.manifest, home, served.network, others)
+            served.desk.publish_link(link)
             ports = served.network.endpoint.ports
             home.announce(role="coordinator", api=door.url, link=str(link), **daemon.facts, **ports)
             announce(link)

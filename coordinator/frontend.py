@@ -48,6 +48,10 @@ class CoordinatorFrontend(rpc.CoordinatorServicer):
             self.service.learn_own_record(record)
         self.tell()
 
+    def publish_link(self, link: JoinLink) -> None:
+        """Send this link, from now on, to callers that this coordinator refuses."""
+        self.link = link
+
     def stand_by(self, why: str) -> None:
         """Answer that we do not lead, and why."""
         self.says = why

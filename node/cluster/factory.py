@@ -84,7 +84,7 @@ def worker_pool(
             codec_cpus=settings.codec_cpus,
             data=data.folder,
             step_seconds=settings.step_seconds,
-            checkpoint_every=settings.checkpoint_every,
+            checkpoint_seconds=settings.checkpoint_seconds,
             outer_state=settings.outer_state,
             private=own_text.folder if own_text is not None else None,
             private_digest=own_text.digest.hex() if own_text is not None else "",

@@ -247,7 +247,7 @@ class Follower:
                 continue
             if event.HasField("boundary"):
                 event = worker.WorkerEvent(boundary=await self._own.with_roots(event.boundary))
-                self._keeping.boundary(event.boundary.round, blobs_of(event.boundary.payloads))
+                self._keeping.boundary(event.boundary.round, blobs_of(event.boundary.payloads), event.boundary.complete)
                 if event.boundary.HasField("marks"):
                     self._keeping.marks(event.boundary.round, event.boundary.marks)
             self._pass_on(launch, rank, event)

@@ -241,14 +241,14 @@ class WorkerSupervisor:
             await asyncio.to_thread(self._account.enter, work, boundary.steps_within, boundary.noise, boundary.corpus)
 
     async def _phase_ended(self, phase: Phase) -> None:
-        """A phase's payloads are durable in every worker: put their leaves beside them, and contribute."""
+        """A phase's payloads are stored in every worker: put their leaves beside them, and contribute."""
         first, audit = phase.first, b""
         digest = await asyncio.to_thread(self._store.put, [canonical(phase.leaves)])
         if (marks := phase.marks) is not None:
             audit = await asyncio.to_thread(self._store.put, [canonical(marks)])
             self._keeping.marks(first.round, marks, audit)
         base = await asyncio.to_thread(self._store.put, [state_blob({p.stage: p.base_state for p in phase.payloads})])
-        self._keeping.boundary(first.round, {digest, base, *blobs_of(phase.payloads)})
+        self._keeping.boundary(first.round, {digest, base, *blobs_of(phase.payloads)}, first.complete)
         if not self._ending:
             self._failed_generations = 0
             self._avoid_boundaries = False

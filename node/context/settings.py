@@ -37,8 +37,8 @@ class NodeSettings(PeerSettings):
     """A Hugging Face folder with the model that the run begins with; None: it is fetched."""
     step_seconds: float
     """An inner step takes at least this long."""
-    checkpoint_every: int
-    """Boundaries are written complete in rounds that this divides."""
+    checkpoint_seconds: float
+    """Seconds between two complete checkpoints."""
     outer_state: OuterState = OuterState.HOST
     boxes: int = 1
     """Number of hosts of the cluster that this host leads."""

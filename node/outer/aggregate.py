@@ -25,7 +25,7 @@ Parts = list[Tensor]
 Combine = Callable[[int, int], Tensor]
 """(start, stop) of a stretch -> its pseudo-gradient, float64."""
 Step = Callable[[int, int, Tensor, Tensor], None]
-"""(start, stop) of a stretch, and its parameters and momentum -> their outer step, in place."""
+"""Function that takes (start, stop) of a stretch, with its parameters and momentum, and overwrites both with their outer step."""
 
 
 class Payloads(Protocol):

@@ -57,6 +57,10 @@ class Background:
         finally:
             self.cpu_seconds += time.thread_time() - start
 
+    def close(self) -> None:
+        """Wait for all jobs."""
+        self._pool.shutdown()
+
     @property
     def idle(self) -> bool:
         """Whether every job is done. Raises what a job raised."""

@@ -4,16 +4,22 @@
                                         the live parameters equal at a boundary
     <stage>/<round>/inner.safetensors   where complete: the inner optimizer's tensors, by parameter name
     <stage>/<round>/boundary.json       written last, behind its SHA-256: payload, base state, counters; else nothing counts
+    <stage>/<round>/durable             all of it has reached the disk
 
-Between complete ones a node may write checkpoints without anchor and inner tensors: a resume from those continues from
+Between complete ones a node writes checkpoints without anchor and inner tensors: a resume from those continues from
 Θ, with the inner tensors of the last complete one. The committed state is no part of it: it is a blob, named by
 `base_state`.
+
+Nothing here waits for the disk but `make_durable`. After the end of a process the page cache has its files. After a power
+loss only durable checkpoints count: others name the boot of the kernel that wrote them, and that is another one.
 """
 
+import itertools
 import json
 import os
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -33,6 +39,7 @@ __all__ = [
     "is_complete",
     "load_inner",
     "load_outer",
+    "make_durable",
     "save_inner",
     "save_outer",
     "seal_boundary",
@@ -41,6 +48,11 @@ __all__ = [
 KEEP = 2
 """Boundaries kept per stage: workers of one node may be one apart when they are killed. Beside them, what they need of an older."""
 OUTER, INNER = "outer.safetensors", "inner.safetensors"
+DURABLE = "durable"
+BOOT = "boot"
+"""Key of the boot's id in boundary.json, beside the fields of BoundaryMeta."""
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+"""Source: random(4). Containers have their host's."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +82,8 @@ class BoundaryMeta:
     """Norm codes of the stage's tensors, hexadecimal."""
     marks: str = ""
     """The stage's part of the audit checkpoints, hexadecimal; empty in a run without audits."""
+    complete: bool = False
+    """Whether it has the inner tensors and the anchor."""
     steps_within: int = 0
     """Inner steps whose work the feedback took in with this boundary: also of phases before it that never ended."""
     noise: float = 0.0
@@ -82,24 +96,42 @@ def _folder(root: Path, stage: int, round: int) -> Path:
     return root / f"{stage:04d}" / f"{round:08d}"
 
 
+def this_boot() -> str:
+    """Return the id of the kernel's boot; empty where there is none: then only durable checkpoints count."""
+    try:
+        return BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
+
+
 def boundaries(root: Path, stage: int) -> dict[int, BoundaryMeta]:
-    """The complete boundaries of a stage, by round. A damaged one, or of another version, is as if it had never been."""
+    """Return the checkpoints of a stage that count, by round. A damaged one, or of another version, does not."""
     found: dict[int, BoundaryMeta] = {}
     for path in sorted((root / f"{stage:04d}").glob("*/boundary.json")):
-        meta = read_checked(path, _meta) if _opens(path.parent / OUTER) else None
+        meta = _sealed(path.parent) if _opens(path.parent / OUTER) else None
         if meta is not None:
             found[meta.round] = meta
     return found
 
 
-def _meta(raw: bytes) -> BoundaryMeta:
-    """Raises ValueError unless these are the bytes that were written."""
+def _sealed(folder: Path) -> BoundaryMeta | None:
+    """Return the description of a checkpoint; None if it is missing, damaged, or lost its files with the power."""
+    read = read_checked(folder / "boundary.json", _meta)
+    if read is None:
+        return None
+    meta, boot = read
+    return meta if (boot and boot == this_boot()) or (folder / DURABLE).exists() else None
+
+
+def _meta(raw: bytes) -> tuple[BoundaryMeta, str]:
+    """Return the description and the id of the boot. Raises ValueError unless these are the bytes that were written."""
     digest, _, text = raw.partition(b"\n")
     if digest != sha256(text).hex().encode():
         raise ValueError("its bytes do not have its digest")
     try:
-        return BoundaryMeta(**json.loads(text))
-    except TypeError as error:
+        said = json.loads(text)
+        return BoundaryMeta(**{key: value for key, value in said.items() if key != BOOT}), said[BOOT]
+    except (TypeError, KeyError) as error:
         raise ValueError(f"it is of another version: {error}") from error
 
 
@@ -117,17 +149,17 @@ def _opens(path: Path) -> bool:
 
 
 def _described(meta: BoundaryMeta) -> bytes:
-    text = json.dumps(asdict(meta)).encode()
+    text = json.dumps({**asdict(meta), BOOT: this_boot()}).encode()
     return sha256(text).hex().encode() + b"\n" + text
 
 
 def save_inner(root: Path, stage: int, round: int, tensors: Mapping[str, Tensor]) -> None:
-    """Write without waiting for the disk: `seal_boundary` does. Of a boundary's files the first, where there are both."""
+    """Write the inner tensors: the first of a checkpoint's files, if it is complete."""
     save_tensors({name: tensor.contiguous() for name, tensor in tensors.items()}, _begun(root, stage, round) / INNER)
 
 
 def save_outer(root: Path, state: StageState, round: int, complete: bool = True) -> None:
-    """The same; `complete`: after `save_inner`, and with the anchor."""
+    """Write error feedback and warm starts; `complete`: after `save_inner`, and with the anchor."""
     tensors = {"feedback": state.feedback, **{f"warm.{name}": q.contiguous() for name, q in state.warm.items()}}
     folder = _folder(root, state.stage, round) if complete else _begun(root, state.stage, round)
     save_tensors(tensors | ({"anchor": state.anchor} if complete else {}), folder / OUTER)
@@ -142,21 +174,31 @@ def _begun(root: Path, stage: int, round: int) -> Path:
 
 
 def seal_boundary(root: Path, stage: int, meta: BoundaryMeta) -> None:
-    """Make the boundary durable and current; older ones go, and those of later rounds, which are of a chain that the run's owner
-    has given up. Blocking: fsyncs."""
+    """Make the checkpoint current, and delete older ones, and those of later rounds, which belong to a chain that the run's
+    owner has given up. Waits for no disk."""
     folder = _folder(root, stage, meta.round)
-    for path in folder.glob("*.safetensors"):
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-    write_atomically(folder / "boundary.json", _described(meta))
-    fsync_directory(folder.parent)
+    write_atomically(folder / "boundary.json", _described(meta), waits=False)
     here = sorted(folder.parent.iterdir())
     later = [path for path in here if path > folder and (path / "boundary.json").exists()]  # what has none may be being written
     before = [path for path in here if path <= folder]
     sealed = [path for path in before if (path / "boundary.json").exists()]  # all others were begun by an earlier incarnation
-    kept = {*sealed[-KEEP:], *[path for path in sealed[: 1 - KEEP] if (path / INNER).exists()][-1:]}
+    older = sealed[: 1 - KEEP]
+    needed = [[path for path in older if (path / name).exists()][-1:] for name in (INNER, DURABLE)]
+    kept = {*sealed[-KEEP:], *itertools.chain(*needed)}
     for old in [*later, *(path for path in before if path not in kept)]:
         shutil.rmtree(old, ignore_errors=True)
+
+
+def make_durable(root: Path, stage: int, round: int) -> None:
+    """Wait until a sealed checkpoint is on the disk, then add DURABLE. Skip a deleted one. Blocking: fsyncs."""
+    folder = _folder(root, stage, round)
+    with suppress(FileNotFoundError):
+        for path in (*folder.glob("*.safetensors"), folder / "boundary.json"):
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        fsync_directory(folder)
+        fsync_directory(folder.parent)
+        write_atomically(folder / DURABLE, b"")
 
 
 def is_complete(root: Path, stage: int) -> bool:
@@ -165,7 +207,7 @@ def is_complete(root: Path, stage: int) -> bool:
 
 
 def _complete(stage: Path) -> list[Path]:
-    return [path for path in stage.glob(f"*/{INNER}") if (path.parent / "boundary.json").exists() and _opens(path)]
+    return [path for path in stage.glob(f"*/{INNER}") if _sealed(path.parent) is not None and _opens(path)]
 
 
 def load_inner(root: Path, stage: int, round: int) -> dict[str, Tensor]:

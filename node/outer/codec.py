@@ -212,7 +212,7 @@ def _round(padded: Tensor, exponent: Tensor) -> tuple[Tensor, Tensor]:
     scale = torch.exp2(exponent.float())[:, :, None]
     codes = (padded / scale).round_().clamp_(-MAX_CODE, MAX_CODE)
     errors = (codes * scale).sub_(padded).square_()
-    while errors.shape[2] > 1:  # halves, in an order of its own: the fast path has the same bits
+    while errors.shape[2] > 1:  # halves are added: the fast path does it in the same order
         low, high = errors.chunk(2, dim=2)
         errors = low + high
     return codes, errors[:, :, 0]
@@ -281,7 +281,7 @@ class Decoder:
             flat.add_(self.weighted_sum([weight], start, stop).float())
 
     def mean_step(self, weights: Sequence[float], start: int, stop: int, theta: Tensor, momentum: Tensor, outer: Outer) -> None:
-        """Take the outer step of values start … stop by Σ wᵢ xᵢ, in place."""
+        """Overwrite values start … stop with their outer step by Σ wᵢ xᵢ."""
         if self._native is not None:
             where = theta.data_ptr(), momentum.data_ptr(), outer.learning_rate, outer.momentum
             self._native.mean_step(self._described(tuple(weights)), start, stop, *where)

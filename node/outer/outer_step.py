@@ -16,7 +16,7 @@ def flushed(values: Tensor) -> Tensor:
 
 
 def outer_step(theta: Tensor, momentum: Tensor, gradient: Tensor, outer: Outer) -> None:
-    """Apply Nesterov's step, m ← μ·m + g; Θ ← Θ − lr·(g + μ·m), in place; `gradient`: float64.
+    """Overwrite Θ and m with Nesterov's step: m ← μ·m + g; Θ ← Θ − lr·(g + μ·m). `gradient`: float64.
 
     Each line below is one IEEE operation per element.
     """

@@ -32,6 +32,8 @@ class BlobRetention:
         self._progress, self._contributions = progress, contributions
         self._boundaries: dict[int, set[bytes]] = {}
         """Payloads and base states that a restart would announce again, by round."""
+        self._complete: set[int] = set()
+        """Rounds among them whose checkpoints have all private state: after a power loss one of the last two counts."""
         self._marks: dict[int, list[pb.Marks]] = {}
         """Audit checkpoints of our contributions by round: of all our stages, or in parts."""
         self._documents: dict[int, bytes] = {}
@@ -43,9 +45,11 @@ class BlobRetention:
         self._one_at_a_time = asyncio.Lock()
         """Held by the deletion in progress: the last one knows what to store."""
 
-    def boundary(self, round: int, blobs: Iterable[bytes]) -> None:
-        """A phase ended, and these are of it."""
+    def boundary(self, round: int, blobs: Iterable[bytes], complete: bool = False) -> None:
+        """Note the blobs of an ended phase. `complete`: its checkpoint has all private state."""
         blobs = set(blobs)
+        if complete:
+            self._complete.add(round)
         self._boundaries.setdefault(round, set()).update(blobs)
         self._known |= blobs
 
@@ -72,7 +76,7 @@ class BlobRetention:
         found: dict[int, list[tuple[list[int], pb.Marks]]] = {}
         for hello in hellos:
             for boundary in filter(self._starts.of_our_chain, hello.boundaries):
-                self.boundary(boundary.round, blobs_of(boundary.payloads))
+                self.boundary(boundary.round, blobs_of(boundary.payloads), boundary.complete)
                 if boundary.HasField("marks"):
                     found.setdefault(boundary.round, []).append(([p.stage for p in boundary.payloads], boundary.marks))
         for round, parts in found.items():
@@ -104,7 +108,8 @@ class BlobRetention:
 
     def _at_hand(self) -> set[bytes]:
         """Return the blobs that are needed, without reading anything."""
-        for round in sorted(self._boundaries)[:-BOUNDARIES_KEPT]:
+        self._complete = set(sorted(self._complete)[-BOUNDARIES_KEPT:])
+        for round in set(sorted(self._boundaries)[:-BOUNDARIES_KEPT]) - self._complete:
             del self._boundaries[round]
         keep = {digest for blobs in self._boundaries.values() for digest in blobs}
         keep |= {contribution.leaves for contribution in self._announced()}

@@ -47,8 +47,8 @@ class WorkerSettings:
     """Folder of the run's corpus."""
     step_seconds: float
     """An inner step takes at least this long; 0: as long as it takes."""
-    checkpoint_every: int = 1
-    """Boundaries are written complete in rounds that this divides."""
+    checkpoint_seconds: float = 300.0
+    """Seconds between two complete checkpoints."""
     outer_state: OuterState = OuterState.HOST
     private: Path | None = None
     """Folder of the private corpus; None: the run's data are public."""
@@ -82,7 +82,7 @@ class WorkerSettings:
             codec_cpus=tuple(int(cpu) for cpu in get("codec_cpus").split(",") if cpu),
             data=Path(get("data")),
             step_seconds=float(get("step_seconds")),
-            checkpoint_every=int(get("checkpoint_every")),
+            checkpoint_seconds=float(get("checkpoint_seconds")),
             outer_state=OuterState(get("outer_state")),
             private=Path(get("private")) if get("private") else None,
             private_digest=get("private_digest"),

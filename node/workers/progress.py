@@ -86,7 +86,7 @@ class Ready:
 
 @dataclass(frozen=True)
 class Phase:
-    """A phase ended, and its payloads are durable in every worker."""
+    """A phase ended, and its payloads are stored in every worker."""
 
     first: pb.Boundary
     payloads: list[pb.StagePayload]

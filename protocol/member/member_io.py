@@ -82,7 +82,7 @@ class StateReady:
 
 @dataclass(frozen=True)
 class PhaseEnded:
-    """A local phase is over and its payloads are durable."""
+    """A local phase is over and its payloads are stored."""
 
     round: int
     base: bytes

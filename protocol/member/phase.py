@@ -90,6 +90,8 @@ class Turn:
     """Some rank has not all samples that were `upcoming`."""
     scorable: bool = False
     """Every rank can score the contribution that is the next to be scored."""
+    checkpoint_due: bool = False
+    """A complete checkpoint is due."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,8 @@ class Flags:
     """Samples that are `upcoming`."""
     scorable: bool
     """It can score the next contribution: Θ matches the head, no commit is being prepared, and the payload is here."""
+    checkpoint_due: bool
+    """A complete checkpoint is due. Only the first rank's clock counts: the checkpoints of all ranks belong together."""
 
     def numbers(self) -> list[float]:
         return [float(getattr(self, each.name)) for each in fields(self)]
@@ -125,6 +129,7 @@ def agree(sums: Sequence[float], ranks: int, trained: bool, prepared: Callable[[
         time_is_up=sums[4] > 0,
         lacking=sums[5] > 0,
         scorable=sums[6] == ranks,
+        checkpoint_due=sums[7] > 0,
     )
 
 
@@ -171,6 +176,8 @@ class Encode:
     rank_or_k: int
     head: bytes
     """Digest of the commit that opened the round."""
+    complete: bool = False
+    """Its checkpoint has the inner optimizer's tensors and the live parameters."""
 
 
 @dataclass(frozen=True)
@@ -358,7 +365,8 @@ def _end(state: PhaseState, turn: Turn) -> tuple[PhaseState, list[Action]]:
         state = onto(state, turn.prepared)
         actions.append(Apply(keep_private=False))
     read = min(state.samples_read, state.lease.end)
-    actions.append(Encode(state.round, state.steps, read, state.joined, state.head.rank_or_k, state.head.digest))
+    facts = state.round, state.steps, read, state.joined, state.head.rank_or_k, state.head.digest
+    actions.append(Encode(*facts, complete=turn.checkpoint_due))
     return replace(state, round=state.round + 1, steps=0, in_flight=state.round), actions
 
 

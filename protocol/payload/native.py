@@ -123,7 +123,7 @@ class Kernels:
         self._call("add_to", parts.table(), len(parts), start, stop, values)
 
     def mean_step(self, parts: Parts, start: int, stop: int, theta: int, momentum: int, rate: float, decay: float) -> None:
-        """Take Nesterov's step of values start … stop by Σ wᵢ xᵢ, in place."""
+        """Overwrite values start … stop with Nesterov's step by Σ wᵢ xᵢ."""
         self._call("mean_step", parts.table(), len(parts), start, stop, theta, momentum, rate, decay)
 
     def int4_unpack(self, packed: npt.NDArray[np.uint8], count: int) -> tuple[npt.NDArray[np.int8], bool, bool]:

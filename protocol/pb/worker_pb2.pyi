@@ -189,7 +189,7 @@ class Step(_message.Message):
     def __init__(self, round: _Optional[int] = ..., step: _Optional[int] = ..., loss: _Optional[float] = ..., seconds: _Optional[float] = ..., tokens: _Optional[int] = ..., waiting: _Optional[bool] = ..., total_steps: _Optional[int] = ..., clock_seconds: _Optional[float] = ..., codec_cpu_seconds: _Optional[float] = ..., why: _Optional[str] = ...) -> None: ...
 
 class Boundary(_message.Message):
-    __slots__ = ("round", "inner_steps", "tokens", "loss", "samples_read", "payloads", "head", "optimizer_steps", "marks", "steps_within", "noise", "corpus")
+    __slots__ = ("round", "inner_steps", "tokens", "loss", "samples_read", "payloads", "head", "optimizer_steps", "marks", "steps_within", "noise", "corpus", "complete")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     INNER_STEPS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -202,6 +202,7 @@ class Boundary(_message.Message):
     STEPS_WITHIN_FIELD_NUMBER: _ClassVar[int]
     NOISE_FIELD_NUMBER: _ClassVar[int]
     CORPUS_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
     round: int
     inner_steps: int
     tokens: int
@@ -214,7 +215,8 @@ class Boundary(_message.Message):
     steps_within: int
     noise: float
     corpus: bytes
-    def __init__(self, round: _Optional[int] = ..., inner_steps: _Optional[int] = ..., tokens: _Optional[int] = ..., loss: _Optional[float] = ..., samples_read: _Optional[int] = ..., payloads: _Optional[_Iterable[_Union[StagePayload, _Mapping]]] = ..., head: _Optional[bytes] = ..., optimizer_steps: _Optional[int] = ..., marks: _Optional[_Union[_messages_pb2.Marks, _Mapping]] = ..., steps_within: _Optional[int] = ..., noise: _Optional[float] = ..., corpus: _Optional[bytes] = ...) -> None: ...
+    complete: bool
+    def __init__(self, round: _Optional[int] = ..., inner_steps: _Optional[int] = ..., tokens: _Optional[int] = ..., loss: _Optional[float] = ..., samples_read: _Optional[int] = ..., payloads: _Optional[_Iterable[_Union[StagePayload, _Mapping]]] = ..., head: _Optional[bytes] = ..., optimizer_steps: _Optional[int] = ..., marks: _Optional[_Union[_messages_pb2.Marks, _Mapping]] = ..., steps_within: _Optional[int] = ..., noise: _Optional[float] = ..., corpus: _Optional[bytes] = ..., complete: _Optional[bool] = ...) -> None: ...
 
 class Rechecked(_message.Message):
     __slots__ = ("round", "states", "report_agrees")

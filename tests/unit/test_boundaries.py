@@ -48,7 +48,7 @@ def test_the_next_step_computes_but_does_not_update_until_the_boundary_is_copied
     trainer.end_phase(1, restart=False)
     live = [tensor.clone() for _, stage in trainer.live_stages() for tensor in trainer.live(stage)]
     inner = trainer.copy_inner()
-    boundaries = Boundaries(tmp_path / "stages", 1, "us", trainer, BlobStore(tmp_path / "blobs"))
+    boundaries = Boundaries(tmp_path / "stages", "us", trainer, BlobStore(tmp_path / "blobs"))
     write = boundaries.begin(meta(1, trainer), BASES)
     waiting, updates = threading.Event(), threading.Event()
 
@@ -85,10 +85,10 @@ def test_the_next_step_computes_but_does_not_update_until_the_boundary_is_copied
 
 def test_boundaries_in_between_hold_no_inner_tensors_and_stop_no_step(process_group: None, tmp_path: Path):
     trainer = trained("muon")
-    boundaries = Boundaries(tmp_path / "stages", 3, "us", trainer, BlobStore(tmp_path / "blobs"))
-    for round in (4, 5):  # the first that it makes is complete, whatever its round
+    boundaries = Boundaries(tmp_path / "stages", "us", trainer, BlobStore(tmp_path / "blobs"))
+    for round in (4, 5):  # the first that it makes is complete, though none is due
         trainer.end_phase(round, restart=False)
-        write = boundaries.begin(meta(round, trainer), BASES)
+        write = boundaries.begin(meta(round, trainer), BASES, due=False)
         if round == 5:
             trainer.step(TOKENS, TOKENS, before_update=boundaries.wait)
         write()
@@ -100,7 +100,7 @@ def test_boundaries_in_between_hold_no_inner_tensors_and_stop_no_step(process_gr
 
 def test_a_copy_that_fails_leaves_nobody_waiting(process_group: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     trainer = trained("muon")
-    boundaries = Boundaries(tmp_path / "stages", 1, "us", trainer, BlobStore(tmp_path / "blobs"))
+    boundaries = Boundaries(tmp_path / "stages", "us", trainer, BlobStore(tmp_path / "blobs"))
 
     def full() -> None:
         raise MemoryError
@@ -116,7 +116,7 @@ def test_a_stage_that_moved_begins_with_nothing_and_one_that_stayed_with_what_it
     """Check a new placement on the cluster's hosts, after a round whose commit applied half of each payload."""
     trainer, store = trained("muon"), BlobStore(tmp_path / "blobs")
     trainer.end_phase(1, restart=False)
-    written = Boundaries(tmp_path / "stages", 1, "us", trainer, store).begin(meta(1, trainer), BASES)()
+    written = Boundaries(tmp_path / "stages", "us", trainer, store).begin(meta(1, trainer), BASES)()
     staying, payload = trainer.states[0], store.view(bytes.fromhex(written[0].payload))
     expected = StageState(trainer.manifest, 0)
     expected.feedback.copy_(staying.feedback)
@@ -178,12 +178,12 @@ def test_a_round_writes_as_much_as_is_said(optimizer: str, process_group: None, 
     trainer, store = Trainer(run), BlobStore(tmp_path / "blobs")
     trainer.load_initial()
     said = written(run, clusters=3)
-    boundaries = Boundaries(tmp_path / "stages", 2, "us", trainer, store)
+    boundaries = Boundaries(tmp_path / "stages", "us", trainer, store)
     for round in range(1, 5):
         for _ in range(2):
             trainer.step(TOKENS, TOKENS)
         trainer.end_phase(round, restart=False)
-        metas = boundaries.begin(meta(round, trainer), BASES)().values()
+        metas = boundaries.begin(meta(round, trainer), BASES, due=round % 2 == 0)().values()
         wrote = sum(path.stat().st_size for path in (tmp_path / "stages").glob(f"*/{round:08d}/*.safetensors"))
         assert wrote == pytest.approx(said.boundary + (round != 3) * said.anchor_and_moments, rel=0.02), "also the first"
         payloads = [bytes.fromhex(each.payload) for each in metas]

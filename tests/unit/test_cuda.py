@@ -101,7 +101,7 @@ def test_a_gpu_trains_in_bf16_beside_its_background(choice: OuterState, process_
     trainer = Trainer(run, Mesh(device=GPU), passage=passage_of(choice, GPU))
     trainer.load_initial()
     store, background = BlobStore(tmp_path / "blobs"), Background(device=GPU)
-    boundaries = Boundaries(tmp_path / "stages", 1, "us", trainer, store)
+    boundaries = Boundaries(tmp_path / "stages", "us", trainer, store)
     tokens = torch.arange(4 * 16).view(4, 16)
     losses = []
     for round in (1, 2):

@@ -307,7 +307,7 @@ def test_a_boundary_older_than_the_state_is_not_in_flight():
 
 def flags(**changes: bool) -> Flags:
     idle = {"preparing": False, "prepared": False, "busy": False, "stop": False, "time_is_up": False, "lacking": False}
-    idle["scorable"] = False
+    idle |= {"scorable": False, "checkpoint_due": False}
     return Flags(**{**idle, **changes})
 
 

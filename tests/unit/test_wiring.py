@@ -11,6 +11,7 @@ MOST_PARAMETERS = 8
 RECORDS = {
     "plugins/tee/dilocox_tee/snp.py:Report",
     "node/audit/messages.py:Task",
+    "node/daemon.py:OpenRun",
     "node/preflight/machine.py:Here",
     "node/planning/time_model.py:Method",
     "node/workers/progress.py:Progress",

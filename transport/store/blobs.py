@@ -4,8 +4,9 @@ A blob's digest is SHA-256 over its size and the SHA-256 of each 4 MiB chunk. So
 a download resumes at the first missing chunk. The state hash of a stage is the digest of its state blob: one mechanism
 for both.
 
-A blob appears under its name only when it is complete and on disk. A crash leaves a `.part`, which a later download
-resumes and a sweep removes.
+A blob appears under its name only when it is complete. A crash leaves a `.part`, which a later download resumes and a
+sweep removes. A blob that can be fetched or computed again does not wait for the disk: after a power loss `sound` finds
+whether it is whole.
 """
 
 import hashlib
@@ -188,10 +189,19 @@ class BlobStore:
                 if waits:
                     os.fsync(file.fileno())
             digest = blob_digest(size, hashes)
-            self._publish(scratch, digest, hashes, waits)
+            if waits or digest not in self._sound or digest not in self:  # a file that is there may be durable
+                self._publish(scratch, digest, hashes, waits)
         finally:
             scratch.unlink(missing_ok=True)
         return digest
+
+    def make_durable(self, digests: Iterable[bytes]) -> None:
+        """Wait until these blobs are on the disk; missing ones are skipped. Blocking: fsyncs."""
+        for digest in digests:
+            for path in (self.path(digest), self.path(digest).with_suffix(".index")):
+                with suppress(FileNotFoundError), path.open("rb") as file:
+                    os.fsync(file.fileno())
+        fsync_directory(self.folder)
 
     def _scratch(self) -> Path:
         """Return a new file to write, before it is renamed. `sweep` removes such files of earlier processes."""
@@ -361,9 +371,9 @@ class PartialBlob:
         self.feed(data[max(0, self.held + len(self._pending) - sent) :])
 
     def finish(self) -> None:
-        """Make the complete blob durable under its digest. Blocking: fsyncs. Raises RemoteError where it was swept away."""
+        """Publish the complete blob under its digest. Raises RemoteError where it was swept away. It can be fetched again, so
+        this waits for no disk: after a power loss `sound` tells whether it is whole."""
         with self._path.open("ab") as file:
             if file.tell() != self.size:
                 raise RemoteError(pb.REASON_UNAVAILABLE, "what had arrived was swept away meanwhile")
-            os.fsync(file.fileno())
-        self._store._publish(self._path, self.digest, self._hashes)
+        self._store._publish(self._path, self.digest, self._hashes, waits=False)

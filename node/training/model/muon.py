@@ -17,7 +17,7 @@ from dilocox.node.training.model.mesh import Mesh
 __all__ = ["Muon", "orthogonalize"]
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of the quintic Newton–Schulz iteration, as published."""
+"""Coefficients of the quintic Newton–Schulz iteration, as published."""
 ITERATIONS = 5
 SMALLEST_NORM = 1e-7
 STACK = 1 << 24

@@ -48,9 +48,10 @@ class Commits:
         return open_envelope(raw, self._manifest.run_id, (wire.KIND_COMMIT,))
 
     def store_states(self) -> list[pb.StageState]:
-        """Make Θ and momentum durable as blobs; their digests, per stage."""
+        """Store Θ and momentum as blobs, and return their digests, by stage. Waits for no disk: a checkpoint does."""
         return [
-            pb.StageState(stage=state.stage, digest=self._store.put([state.state_bytes()])) for state in self._trainer.states
+            pb.StageState(stage=state.stage, digest=self._store.put([state.state_bytes()], waits=False))
+            for state in self._trainer.states
         ]
 
     def prepare(self, state: PhaseState, arrived: pb.Apply) -> Prepared:

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,23 +22,31 @@ __all__ = ["Boundaries"]
 
 
 class Boundaries:
-    def __init__(self, folder: Path, every: int, cluster: str, trainer: Trainer, store: BlobStore) -> None:
-        """Prepare checkpoints. `cluster`: owner of the payloads. `every`: a round that it divides has a complete
-        checkpoint, as has a stage without an earlier complete one."""
+    def __init__(self, folder: Path, cluster: str, trainer: Trainer, store: BlobStore) -> None:
+        """Prepare checkpoints. `cluster`: owner of the payloads."""
         self._lacking = not all(checkpoint.is_complete(folder, state.stage) for state in trainer.states)
-        self._folder, self._every, self._cluster = folder, every, cluster
+        self._folder, self._cluster = folder, cluster
         self._trainer, self._store = trainer, store
         self._copied = threading.Event()
         """The inner optimizer may change its tensors."""
         self._copied.set()
+        self._disk = ThreadPoolExecutor(1, thread_name_prefix="disk")
+        """Waits for the disk, beside training and the background."""
+        self._syncing: Future[None] | None = None
+        self._newest: dict[int, BoundaryMeta] = {}
+        """Checkpoints that were sealed last, by stage."""
 
     def begin(
-        self, meta: BoundaryMeta, bases: Mapping[int, bytes], marks: Callable[[], wire.Marks | None] = lambda: None
+        self,
+        meta: BoundaryMeta,
+        bases: Mapping[int, bytes],
+        marks: Callable[[], wire.Marks | None] = lambda: None,
+        due: bool = True,
     ) -> Callable[[], dict[int, BoundaryMeta]]:
         """Return the work for the background, which returns the written checkpoints by stage. The next step calls `wait`
         before its update. `bases`: digests of the states that the phase started from, by stage; `marks`: returns its
-        audit checkpoints."""
-        complete, self._lacking = self._lacking or meta.round % self._every == 0, False
+        audit checkpoints. `due`: write a complete checkpoint, as also a stage without an earlier one has."""
+        complete, self._lacking = self._lacking or due, False
         if complete:
             self._copied.clear()
         return partial(self._write, meta, bases, marks, complete)
@@ -64,10 +73,11 @@ class Boundaries:
         metas, marked = {}, marks()
         stages = self._trainer.encode(self._cluster, meta.round, meta.rank_or_k)
         for index, (state, encoded) in enumerate(zip(self._trainer.states, stages, strict=True)):
-            digest = self._store.put([encoded.raw])
+            digest = self._store.put([encoded.raw], waits=False)
             checkpoint.save_outer(self._folder, state, meta.round, complete)
             metas[state.stage] = replace(
                 meta,
+                complete=complete,
                 base_state=bases[state.stage].hex(),
                 payload=digest.hex(),
                 payload_size=len(encoded.raw),
@@ -78,4 +88,18 @@ class Boundaries:
                 marks=canonical(of_stage(marked, index)).hex() if marked is not None else "",
             )
             checkpoint.seal_boundary(self._folder, state.stage, metas[state.stage])
+        self._newest = metas
+        if complete and (self._syncing is None or self._syncing.done()):
+            self._syncing = self._disk.submit(self._make_durable, metas)
         return metas
+
+    def _make_durable(self, metas: Mapping[int, BoundaryMeta]) -> None:
+        """Wait for the disk: first the blobs that the checkpoints name, then the checkpoints."""
+        for stage, meta in metas.items():
+            self._store.make_durable(bytes.fromhex(digest) for digest in (meta.base_state, meta.payload))
+            checkpoint.make_durable(self._folder, stage, meta.round)
+
+    def close(self) -> None:
+        """Make the newest checkpoint durable: the machine may be switched off next. Nothing is written afterwards."""
+        self._disk.submit(self._make_durable, self._newest)
+        self._disk.shutdown()

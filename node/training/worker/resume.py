@@ -133,6 +133,7 @@ def boundary_event(metas: dict[int, BoundaryMeta]) -> pb.Boundary:
         steps_within=meta.steps_within or meta.inner_steps,  # of an earlier version
         noise=meta.noise,
         corpus=bytes.fromhex(meta.corpus),
+        complete=all(item.complete for item in metas.values()),
         marks=merged(([stage], wire.Marks.FromString(bytes.fromhex(item.marks))) for stage, item in sorted(metas.items()))
         if meta.marks
         else None,

@@ -70,7 +70,9 @@ class Worker:
         self.store = BlobStore(settings.blobs)
         self.background = Background(settings.codec_cpus, self.device)
         self.commits = Commits(manifest, self.trainer, self.store)
-        self.boundaries = Boundaries(settings.stages, settings.checkpoint_every, settings.cluster, self.trainer, self.store)
+        self.boundaries = Boundaries(settings.stages, settings.cluster, self.trainer, self.store)
+        self._checkpoint_at = time.monotonic() + settings.checkpoint_seconds
+        """Time from which on the next checkpoint is complete."""
         self.scores = self._make_scores() if manifest.scoring.voters else None
         self.marks = Marks(self.trainer, self.store, self.background.aside)
         self.state = phase.begin(manifest, settings.cluster)
@@ -125,6 +127,8 @@ class Worker:
             turn = self._train(action) if isinstance(action, Train) else self._wait(action)
             with self._pace.no_rest():
                 action = self._act(turn)
+        self.background.close()
+        self.boundaries.close()
 
     def _take_commands(self) -> bool:
         """Take commands. Return whether one was to stop."""
@@ -193,7 +197,8 @@ class Worker:
         lacking = not self.text.here(phase.upcoming(self.state, trained))
         busy = not self.background.idle
         scorable = self._preparing is None and self.scores is not None and self.scores.ready
-        return Flags(self._preparing is not None, prepared, busy, self._stopping, time_is_up, lacking, scorable).numbers()
+        due = self.rank == 0 and time.monotonic() >= self._checkpoint_at
+        return Flags(self._preparing is not None, prepared, busy, self._stopping, time_is_up, lacking, scorable, due).numbers()
 
     def _next_head(self) -> Head:
         assert self._preparing is not None
@@ -254,7 +259,9 @@ class Worker:
         )
         self._steps_told = self._total_steps
         bases = {item.stage: item.digest for item in self.commits.digests}
-        write = self.boundaries.begin(meta, bases, self.marks.collect())
+        if ended.complete:
+            self._checkpoint_at = time.monotonic() + self.settings.checkpoint_seconds
+        write = self.boundaries.begin(meta, bases, self.marks.collect(), due=ended.complete)
         self.background.submit(lambda: self._announce(write()))
 
     def _announce(self, metas: dict[int, BoundaryMeta]) -> None:
