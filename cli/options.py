@@ -247,7 +247,7 @@ class MachineOptions:
         typer.Option(
             help="Of a GPU machine: store and compute outer state on the host, streamed through the GPU, or on it.",
         ),
-    ] = OuterState.HOST
+    ] = OuterState.STREAM
 
     def settings(self) -> dict[str, Any]:
         """Return arguments of `NodeSettings`. Raises ConfigError."""

@@ -114,6 +114,7 @@ NODE: Fields = {
     "total_steps": "inner steps since the workers started",
     "clock_seconds": "the first worker's monotonic clock after the last of total_steps",
     "codec_cpu_seconds": "CPU time of the codec since the workers started",
+    "codec_native": "true if the codec's fast path was built; otherwise its reference runs",
     "allreduce_bytes": "bytes of an AllReduce of every gradient in network.last_round; 0: unknown",
     "fetch_failures": "transfers that failed since the daemon started",
     "downloading": "download in progress; null: none",

@@ -150,6 +150,8 @@ def _node_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
         ("speed", f"{value['tokens_per_second']:,.0f} tok/s   loss {number(value['loss'])}{_of_round(value)}"),
         ("line", network_line(value["network"])),
     ]
+    if not value["codec_native"]:
+        lines.append(("codec", "runs its reference: install a C compiler, then dilocox again, for the fast path"))
     if (download := value["downloading"]) is not None:
         held, size = download["held"], download["size"]
         lines.append(("fetching", f"{held:,} of {size:,} B ({held / size:.0%})"))

@@ -17,6 +17,7 @@ from dilocox.node.exchange.relays import Relays
 from dilocox.node.member.participant import Participant
 from dilocox.node.member.participation import ParticipationSchedule
 from dilocox.protocol.errors import LocalError, reason_name
+from dilocox.protocol.payload.native import kernels
 from dilocox.transport.limits.traffic import Traffic
 from dilocox.transport.net.network import Network
 from dilocox.views import json_views as views
@@ -98,6 +99,7 @@ def node_status(participant: Participant, sources: Sources) -> dict[str, Any]:
         "total_steps": progress.total_steps,
         "clock_seconds": progress.clock_seconds,
         "codec_cpu_seconds": progress.codec_cpu_seconds,
+        "codec_native": kernels() is not None,
         "network": views.network(sources.downloader.traffic),
         "allreduce_bytes": _allreduce_bytes(participant, sources.downloader.traffic),
         "fetch_failures": fetched.failures,

@@ -39,7 +39,7 @@ class NodeSettings(PeerSettings):
     """An inner step takes at least this long."""
     checkpoint_seconds: float
     """Seconds between two complete checkpoints."""
-    outer_state: OuterState = OuterState.HOST
+    outer_state: OuterState = OuterState.STREAM
     boxes: int = 1
     """Number of hosts of the cluster that this host leads."""
     cluster: ClusterLink | None = None

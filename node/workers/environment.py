@@ -49,7 +49,7 @@ class WorkerSettings:
     """An inner step takes at least this long; 0: as long as it takes."""
     checkpoint_seconds: float = 300.0
     """Seconds between two complete checkpoints."""
-    outer_state: OuterState = OuterState.HOST
+    outer_state: OuterState = OuterState.STREAM
     private: Path | None = None
     """Folder of the private corpus; None: the run's data are public."""
     private_digest: str = ""

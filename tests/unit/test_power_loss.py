@@ -73,8 +73,7 @@ def train_rounds(folder: Path, rounds: int, due: set[int]) -> dict[int, list[tor
         boundaries.begin(meta, bases, due=round in due)()
         feedback[round] = [state.feedback.clone() for state in trainer.states]
         if round in due:
-            assert boundaries._syncing is not None
-            boundaries._syncing.result()
+            boundaries.wait_for_disk()
     return feedback
 
 

@@ -99,7 +99,13 @@ class Boundaries:
             self._store.make_durable(bytes.fromhex(digest) for digest in (meta.base_state, meta.payload))
             checkpoint.make_durable(self._folder, stage, meta.round)
 
+    def wait_for_disk(self) -> None:
+        """Wait until the last complete checkpoint is durable. Raise what the disk raised."""
+        if self._syncing is not None:
+            self._syncing.result()
+
     def close(self) -> None:
         """Make the newest checkpoint durable: the machine may be switched off next. Nothing is written afterwards."""
-        self._disk.submit(self._make_durable, self._newest)
+        self.wait_for_disk()
+        self._make_durable(self._newest)
         self._disk.shutdown()
