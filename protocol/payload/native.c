@@ -367,19 +367,28 @@ INLINE void narrow(Half codes, int8_t *to) {
   memcpy(to, &bytes, 8);
 }
 
-/* Rounds one row; `exponents`: scratch, one for each block. Call with pass 0 for all rows, then with the base. */
+INLINE Half larger(Half a, Half b) { return chosen(a > b, a, b); }
+
+INLINE float peak_of(Block values) {
+  Half most = larger(larger(values.low, -values.low), larger(values.high, -values.high));
+  most = larger(most, __builtin_shuffle(most, (Mask){4, 5, 6, 7, 0, 1, 2, 3}));
+  most = larger(most, __builtin_shuffle(most, (Mask){2, 3, 0, 1, 6, 7, 4, 5}));
+  most = larger(most, __builtin_shuffle(most, (Mask){1, 0, 3, 2, 5, 4, 7, 6}));
+  return most[0];
+}
+
+/* The exponents that the blocks of one row need, -128 for all zeros; returns the largest. */
 FAST int64_t int4_exponents(const float *values, int64_t columns, int8_t *exponents) {
   int32_t top = -128;
   for (int64_t at = 0, block = 0; at < columns; at += BLOCK, block++) {
-    float peak = 0;
-    if (columns - at >= BLOCK)
-      for (int i = 0; i < BLOCK; i++) peak = absolute(values[at + i]) > peak ? absolute(values[at + i]) : peak;
-    else
-      for (int64_t i = at; i < columns; i++) peak = absolute(values[i]) > peak ? absolute(values[i]) : peak;
+    Block part = {{0}, {0}};
+    if (columns - at >= BLOCK) memcpy(&part, values + at, sizeof part);
+    else memcpy(&part, values + at, (size_t)(columns - at) * sizeof *values);
+    const float peak = peak_of(part);
     int32_t exponent = peak > 0 ? exponent_of(peak) : -128;
-    exponent = exponent < -127 ? -128 : exponent;
-    exponents[block] = (int8_t)(exponent > 127 ? 127 : exponent);
-    top = exponents[block] > top ? exponents[block] : top;
+    exponent = exponent < -127 ? -128 : exponent > 127 ? 127 : exponent;
+    exponents[block] = (int8_t)exponent;
+    top = exponent > top ? exponent : top;
   }
   return top;
 }
