@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup lock testnet test test-all lint mutants proto chaos bench reproduce site docker docker-test clean
+.PHONY: setup lock testnet test test-all lint mutants proto chaos bench gpu reproduce site docker docker-test clean
 
 setup: $(STAMP)
 
@@ -55,6 +55,9 @@ chaos: setup  ## real processes on a wire of their own, a fault every half minut
 
 bench: setup
 	$(BIN)/python -m bench
+
+gpu: setup  ## one GPU in at most ten minutes: training speed, codec, pause of training, tests; writes docs/results/gpu.json
+	$(BIN)/python -m bench.gpu
 
 reproduce: setup  ## the paper's table, measured here: real processes on lines at its ratio of computing to network; root only
 	$(BIN)/python -m bench.reproduce

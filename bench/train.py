@@ -33,6 +33,8 @@ __all__ = ["flops_per_token", "main", "measure"]
 
 BLOCKS, QUICK_BLOCKS = 7, 2
 """Alternations: each arm takes one step in each."""
+WARM = 2
+"""Steps before an arm is measured."""
 OF_TRANSFORMERS, OF_SMALL = 0.97, 0.92
 """Speed relative to the plain transformers loop and to the small fused one, at least."""
 
@@ -207,36 +209,43 @@ def peak(device: torch.device) -> float:
 
 
 def measure(run: Manifest, arms: Sequence[str], device: torch.device, blocks: int) -> list[dict[str, Any]]:
-    """Alternate the arms, after two steps each."""
-    steps: dict[str, Step] = {}
-    memory: dict[str, float] = {}
-    for name in arms:
-        gc.collect()
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-        steps[name] = arm(name, run, device)
-        steps[name]()
-        steps[name]()
-        memory[name] = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0
+    """Return a row of each arm. On a processor steps are alternated; on a GPU, whose clock is steady and whose memory is
+    small, one arm follows the other."""
     times: dict[str, list[float]] = {name: [] for name in arms}
-    for block in range(blocks):
-        order = list(arms) if block % 2 == 0 else list(reversed(arms))
-        for name in order:
-            times[name].append(seconds(steps[name], device))
+    facts: dict[str, dict[str, Any]] = {}
+    for together in [[name] for name in arms] if device.type == "cuda" else [list(arms)]:
+        steps: dict[str, Step] = {}
+        for name in together:
+            free(device)
+            steps[name] = arm(name, run, device)
+            for _ in range(WARM):
+                steps[name]()
+            memory = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0
+            facts[name] = {"operators": operators(steps[name]), "peak_gib": memory}
+        for block in range(blocks):
+            for name in together if block % 2 == 0 else reversed(together):
+                times[name].append(seconds(steps[name], device))
     most, tokens = peak(device), run.tokens_per_step
     ours = times[arms[0]]
     return [
         {
             "arm": name,
             "seconds": statistics.median(times[name]),
-            "speed": statistics.median(mine / other for mine, other in zip(times[name], ours, strict=True)),
+            "speed": statistics.median(other / mine for other, mine in zip(times[name], ours, strict=True)),
             "tokens_per_second": tokens / statistics.median(times[name]),
             "mfu": flops_per_token(run.model) * tokens / statistics.median(times[name]) / most,
-            "operators": operators(steps[name]),
-            "peak_gib": memory[name],
+            **facts[name],
         }
         for name in arms
     ]
+
+
+def free(device: torch.device) -> None:
+    """Return the memory of earlier arms to the device."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
 
 
 def shape(preset: str, quick: bool, cuda: bool) -> Manifest:
@@ -291,7 +300,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for row in rows
         ],
     )
-    write("train", rows, options.quick)
+    write(f"train-{options.preset}" if options.preset else "train", rows, options.quick)
     judge(missed_bars(rows), options.check)
 
 
