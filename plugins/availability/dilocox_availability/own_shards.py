@@ -236,6 +236,6 @@ class Sharing:
         and no peer would take the shard from us."""
         named = share.state or share.root == self._data_root(share.round)
         if not named:
-            log.warning("commit %d names another root than that over the shards of %s", share.round, share.blob.hex()[:8])
+            log.warning("commit %d names another root than that of the shards of %s", share.round, share.blob.hex()[:8])
             self.shares.drop(share)
         return named

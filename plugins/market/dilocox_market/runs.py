@@ -61,9 +61,9 @@ def runs(
     This command opens no connection to a run: `dilocox check LINK` asks a run's coordinator, too."""
     set_up_logging(verbose=False)
     here = Here(home or base_folder() / "node", host, 0, devices, parse_folders(data or ()), None)
-    with working("looking for the market") as bar:
+    with working("searching for the market") as bar:
         jobs = asyncio.run(_jobs(market or (), seconds))
-        found = [_seat(job, here) for job in bar.each("looking at this machine", jobs, len(jobs))]
+        found = [_seat(job, here) for job in bar.each("checking this machine", jobs, len(jobs))]
     if as_json:
         print_json([_told(seat) for seat in found])
         return
@@ -73,7 +73,7 @@ def runs(
         if not seat.why:
             console.print(f"dilocox node --join '{seat.link}'", highlight=False, soft_wrap=True)
     if not found:
-        console.print(f"no run was found in {seconds:g} s", highlight=False)
+        console.print(f"no run found in {seconds:g} s", highlight=False)
 
 
 async def _jobs(market: Sequence[str], patience: float) -> list[Statement[pb.Job]]:

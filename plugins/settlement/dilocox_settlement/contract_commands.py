@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(help="What the sponsor and the arbiter of a run that settles on a chain do.", no_args_is_help=True)
+app = typer.Typer(help="Commands for the sponsor and the arbiter of a run with settlement.", no_args_is_help=True)
 
 DAY_SECONDS = 86_400
 
@@ -33,15 +33,15 @@ def _account(said: str) -> str:
 def deploy(
     rpc: RpcOption,
     key: KeyOption,
-    chain_id: Annotated[int, typer.Option("--chain-id", help="Of the chain that --rpc is a node of.")],
-    coordinator: Annotated[str, typer.Option("--coordinator", metavar="ACCOUNT", help="Who posts roots.")],
-    arbiter: Annotated[str, typer.Option("--arbiter", metavar="ACCOUNT", help="Who vetoes roots and slashes stakes.")],
-    price: Annotated[int, typer.Option("--price", min=0, help="For a million merit, in the chain's smallest unit (wei).")],
-    least_stake: Annotated[int, typer.Option("--least-stake", min=0, help="Without which nothing is paid, in wei.")],
-    pool: Annotated[int, typer.Option("--pool", min=0, help="What is paid from, in wei.")] = 0,
-    window: Annotated[int, typer.Option("--window", min=1, help="Seconds in which a root may be vetoed.")] = DAY_SECONDS,
-    delay: Annotated[int, typer.Option("--delay", min=1, help="Seconds that a stake takes to leave.")] = 7 * DAY_SECONDS,
-    days: Annotated[int, typer.Option("--days", min=1, help="After which the sponsor may take what is left.")] = 180,
+    chain_id: Annotated[int, typer.Option("--chain-id", help="Id of the chain of --rpc.")],
+    coordinator: Annotated[str, typer.Option("--coordinator", metavar="ACCOUNT", help="Account that posts roots.")],
+    arbiter: Annotated[str, typer.Option("--arbiter", metavar="ACCOUNT", help="Account that vetoes roots and slashes stakes.")],
+    price: Annotated[int, typer.Option("--price", min=0, help="Price of a million merit, in the chain's smallest unit (wei).")],
+    least_stake: Annotated[int, typer.Option("--least-stake", min=0, help="Smallest stake of a paid account, in wei.")],
+    pool: Annotated[int, typer.Option("--pool", min=0, help="Amount from which accounts are paid, in wei.")] = 0,
+    window: Annotated[int, typer.Option("--window", min=1, help="Seconds in which a root can be vetoed.")] = DAY_SECONDS,
+    delay: Annotated[int, typer.Option("--delay", min=1, help="Seconds until a stake can be withdrawn.")] = 7 * DAY_SECONDS,
+    days: Annotated[int, typer.Option("--days", min=1, help="Days after which the sponsor can take the rest.")] = 180,
     send: SendOption = False,
 ) -> None:
     """Make the contract of a run: the key's account is its sponsor. Its address goes into the run file; then `bind`."""
@@ -51,7 +51,7 @@ def deploy(
 
     line, signer, closes = HttpRpc(rpc), read_key(key), int(time.time()) + days * DAY_SECONDS
     data = deployment(_account(coordinator), _account(arbiter), price, window, delay, least_stake, closes)
-    says = f"make a contract with a pool of {pool:,} wei, {price:,} wei for a million merit, that closes after {days} days"
+    says = f"make a contract with a pool of {pool:,} wei, {price:,} wei per million merit, that closes after {days} days"
     receipt = act(line, signer, send, says, prepare(line, chain_id, signer.address, data, pool, to=None))
     if receipt is not None:
         lines = ("[settlement]", f"chain_id = {chain_id}", f'contract = "{str(receipt["contractAddress"]).lower()}"')
@@ -73,10 +73,10 @@ def veto(rpc: RpcOption, key: KeyOption, home: HomeOption = None, join: ReadOpti
     contract = ran.contract(rpc)
     root = contract.pending()
     if not root.posted:
-        raise LocalError("no root waits for its window to end: there is nothing to veto")
+        raise LocalError("no root waits for its window to end: nothing to veto")
     if _of_chain(root, ran.commits):
-        raise LocalError(f"the root of round {root.round} is what this chain says: there is nothing to veto")
-    says = f"strike the root of round {root.round}, {root.total:,} merit: it is not this chain's"
+        raise LocalError(f"the root of round {root.round} matches this chain: nothing to veto")
+    says = f"veto the root of round {root.round}, {root.total:,} merit: it differs from this chain"
     act_on(contract, key, send, says, "veto")
 
 
@@ -103,7 +103,7 @@ def slash(rpc: RpcOption, key: KeyOption, home: HomeOption = None, join: ReadOpt
             says = f"burn the stake of {account}: it signed two for round {proof.round}"
             act_on(contract, key, send, says, "slash", account, proof.digest)
     if not done:
-        raise LocalError("the chain proves nothing, that was not punished already, against anybody who has a stake")
+        raise LocalError("the chain has no unpunished proof against an account with a stake")
 
 
 @app.command()
@@ -123,4 +123,4 @@ def fund(
 def refund(rpc: RpcOption, key: KeyOption, home: HomeOption = None, join: ReadOption = None, send: SendOption = False) -> None:
     """Take back the funds that no account can claim any more: after the run's last root was valid, or when the contract
     has closed."""
-    act_on(read_run(home, join).contract(rpc), key, send, "take back what is left", "refund")
+    act_on(read_run(home, join).contract(rpc), key, send, "take back the rest", "refund")
