@@ -40,8 +40,8 @@ def write_down_store(folder: Path, place: StorePlace | None) -> bool:
     elif before:
         shared = marker.read_text(errors="replace").strip()
         raise ConfigError(
-            f"the coordinator of {folder} shares its rounds with others at {shared}: say --store."
-            f" Where none of them is left, remove {marker}, and it goes on alone"
+            f"the coordinator of {folder} shares its rounds with others at {shared}: pass --store. If no other "
+            f"coordinator exists any more, delete {marker} to continue alone"
         )
     return before
 

@@ -143,7 +143,7 @@ async def _open_run(settings: NodeSettings, daemon: Daemon) -> OpenRun:
     manifest, appointment = await tasks.race(coordinator.run(place.door.tell))
     shards = await asyncio.to_thread(find_shards, manifest)
     if settings.account and manifest.settlement is None:
-        raise ConfigError("--account names who is paid, and this run settles nothing: leave it away")
+        raise ConfigError("remove --account: this run has no settlement and pays no account")
     if settings.boxes == 1 and settings.cluster is None:
         await asyncio.to_thread(warn_of_room, manifest, home.folder, devices, shards)
     own_text = await asyncio.to_thread(open_private_data, settings, home.folder, manifest)
@@ -353,7 +353,7 @@ def warn_of_room(manifest: Manifest, home: Path, devices: int | None, shards: Sh
 
 async def _take_weights(folder: Path, place: PeerRuntime, home: DataDirectory, manifest: Manifest) -> None:
     """The run's imported ones, from a Hugging Face folder."""
-    place.door.tell(f"taking the run's imported weights from {folder}")
+    place.door.tell(f"importing the run's weights from {folder}")
     await import_weights(manifest.model, place.folder / MANIFEST, folder, place.store, home.folder, place.door.tell)
 
 
@@ -406,6 +406,6 @@ def prover_for(settings: NodeSettings, home: DataDirectory, manifest: Manifest) 
         return Prover(home.identity, manifest, kinds[0], no_attester(error))
     if kind != SIMULATED and not home.identity_is_new:
         raise LocalError(
-            "this run admits only keys made inside the measured process, and this folder's key is older. Use an empty --home."
+            "this run admits only keys made inside the measured process, but this folder's key is older. Use an empty --home."
         )
     return Prover(home.identity, manifest, kind, attester)

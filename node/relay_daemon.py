@@ -95,7 +95,7 @@ async def _hold(settings: HolderSettings, daemon: Daemon) -> None:
     daemon.closing.push_async_callback(place.door.wait, "it ends")
     run_id = settings.join.run_id.hex()
     home.announce(role=role, api=place.door.url, run_id=run_id, name=settings.name, **place.network.endpoint.ports)
-    what = f"archiving to {settings.archive.place.url}" if settings.archive else f"keeping on {place.network.address}"
+    what = f"archiving to {settings.archive.place.url}" if settings.archive else f"relaying on {place.network.address}"
     log.info("%s is %s, %s, page and API %s", settings.name, me.peer, what, place.door.url)
     tasks.start(holder.follow(), "follow")
     if announcement is not None:
@@ -116,7 +116,7 @@ async def _open_chain(settings: HolderSettings, daemon: Daemon, coordinator: Coo
     files.callback(chain.close)
     await tasks.race(follow_owner(chain, settings.join.coordinator, appointment, coordinator.commit))
     await asyncio.to_thread(check_forks, chain)
-    place.door.tell("looking through what it keeps")
+    place.door.tell("scanning the stored blobs")
     open_chain(place, chain, tasks)
     return chain
 
@@ -143,9 +143,9 @@ async def _open_archiver(
         return None, ()
 
     def tell(why: str) -> None:
-        events.say(StateChanged("archiving", why or "the archive has all that is due"))
+        events.say(StateChanged("archiving", why or "everything is archived"))
 
-    assert coordinator.signed_manifest is not None, "it said what the run is"
+    assert coordinator.signed_manifest is not None, "it sent the run's manifest"
     await asyncio.to_thread(chain.keep_signed_manifest, coordinator.signed_manifest)
     return make_archiver(settings.archive, daemon.home, daemon.place, chain, run_data, tell)
 
@@ -254,7 +254,7 @@ class RelayDaemon:
                 try:
                     await self._take(event.statement)
                 except RemoteError as error:
-                    log.warning("the coordinator sent something that does not hold: %s", error)
+                    log.warning("the coordinator sent an invalid message: %s", error)
 
     def _away(self) -> None:
         if self._announcement is not None:

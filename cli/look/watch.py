@@ -29,7 +29,7 @@ __all__ = ["frame", "sparkline", "watch"]
 
 BARS = "▁▂▃▄▅▆▇█"
 ROUNDS_SHOWN = 10
-PEERS_SHOWN = ("peer", "name", "roster", "standing", "present", "round", "step", "loss", "tok/s")
+PEERS_SHOWN = ("peer", "name", "roster", "reputation", "present", "round", "step", "loss", "tok/s")
 """Columns that fit a line of 80 characters."""
 
 

@@ -52,7 +52,7 @@ class Followed(Protocol):
 class Held:
     """Source: a node's folder."""
 
-    nothing = "name the --home of a node that holds all stages, or --join LINK"
+    nothing = "pass --home with the folder of a node that has all stages, or --join LINK"
 
     def __init__(self, path: Path) -> None:
         self.path, self._store = path, BlobStore(path.parent / "blobs")
@@ -101,7 +101,7 @@ def _files(chain: Path) -> Iterator[tuple[int, int]]:
 class Read:
     """Source: peers of the run."""
 
-    nothing = "nobody serves one: name an --archive of the run"
+    nothing = "no peer serves one: pass --archive of the run"
 
     def __init__(self, reader: RunReader, folders: Folders, adapter: bool) -> None:
         self.path, self.manifest = reader.chain.path, reader.manifest
@@ -153,14 +153,14 @@ async def _publish(run: Followed, url: str, every: int, folders: Folders, adapte
                     continue  # the run has advanced, and newer states exist
                 if not patient or isinstance(error, ConfigError):
                     raise
-                errors.print(f"the state before round {newest} is not to be had yet: {error}", highlight=False)
+                errors.print(f"cannot fetch the state before round {newest} yet: {error}", highlight=False)
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
             run.done(newest)
             published.add(newest)
             _tell(place.url, newest, as_json)
         elif finished and not newest:
-            fail(f"{run.path.parent} holds no whole state of the run", Exit.USAGE, run.nothing)
+            fail(f"{run.path.parent} contains no complete state of the run", Exit.USAGE, run.nothing)
         elif finished:
             return
         else:

@@ -30,7 +30,7 @@ def messages_of(record: Any) -> Messages:
     if not isinstance(said, list) or not said:
         known = ", ".join(map(str, record)) if isinstance(record, dict) else "no names"
         raise ConfigError(
-            f"it holds neither messages, a list of {{role, content}}, nor prompt and completion (there are: {known})"
+            f"it contains neither messages, a list of {{role, content}}, nor prompt and completion (found: {known})"
         )
     return [_message(each) for each in said]
 
@@ -42,9 +42,9 @@ def tools_of(record: Any) -> list[Any]:
         try:
             tools = json.loads(tools)
         except (ValueError, RecursionError) as error:
-            raise ConfigError(f"its tools are no JSON: {error}") from error
+            raise ConfigError(f"its tools are not JSON: {error}") from error
     if tools and not (isinstance(tools, list) and all(isinstance(each, dict) for each in tools)):
-        raise ConfigError("its tools are no list of objects")
+        raise ConfigError("its tools are not a list of objects")
     return [_told(each) for each in tools or ()]
 
 
@@ -55,12 +55,12 @@ def _turns(said: Any, role: str) -> list[Any]:
 def _message(said: Any) -> dict[str, Any]:
     """Return one message, its content as one text, or as None beside calls of tools. Raises ConfigError."""
     if not isinstance(said, dict) or not isinstance(said.get("role"), str):
-        raise ConfigError("a message is no {role, content} of two texts")
+        raise ConfigError("a message is not {role, content} with two texts")
     content, calls = said.get("content"), any(said.get(key) for key in CALLS)
     if isinstance(content, list):
         content = _joined(content)
     if not isinstance(content, str) and not (content is None and calls):
-        raise ConfigError("a message is no {role, content} of two texts")
+        raise ConfigError("a message is not {role, content} with two texts")
     message = {str(key): _told(value) for key, value in said.items() if value is not None}
     return {**message, "content": None if content is None else sound(content)}
 
@@ -73,7 +73,7 @@ def _joined(parts: list[Any]) -> str | None:
         text = part.get("text") if known else part
         if not isinstance(text, str):
             kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-            raise ConfigError(f"a message has a part that is no text: {str(kind)[:80]}")
+            raise ConfigError(f"a message has a part that is not text: {str(kind)[:80]}")
         texts.append(text)
     return "\n".join(texts) if texts else None
 

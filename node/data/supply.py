@@ -72,7 +72,9 @@ class Supply:
                     known, before = spans, len(wanted)
                     wanted.update(dict.fromkeys(await asyncio.to_thread(self._shards, corpus, order, spans)))
                     if len(wanted) > before:
-                        log.info("the run's data: %d of %d shards are read soon or were", len(wanted), len(corpus.training))
+                        log.info(
+                            "the run's data: %d of %d shards are in use, soon or already", len(wanted), len(corpus.training)
+                        )
                 waited = waited + 1 if waiting() else 0
                 if waited == LOOKS_UNTIL_DOUBT:
                     self._doubt(wanted)
@@ -156,7 +158,7 @@ class Supply:
             if (corpus := await asyncio.to_thread(corpus_in, self._store, digest)) is not None:
                 return corpus
             if await asyncio.to_thread(self._store.sound, digest):
-                raise ConfigError(f"the run's data.digest {digest.hex()} names no corpus: its owner has to say another")
+                raise ConfigError(f"the run's data.digest {digest.hex()} is not a corpus: its owner has to name another")
 
     async def _fetch(self, digest: bytes, most: int) -> None:
         warn = log.warning  # once, however long no peer serves it
@@ -170,9 +172,9 @@ class Supply:
                     await asyncio.wait({fetching}, timeout=LOOK_SECONDS)
                 return await fetching
             except RemoteError as error:
-                warn("the run's data are not to be had yet: %s", error)
+                warn("cannot fetch the run's data yet: %s", error)
                 warn = log.debug
-                self._say(f"nobody serves the run's data yet ({error.detail}); trying again")
+                self._say(f"no peer serves the run's data yet ({error.detail}); retrying")
                 await asyncio.sleep(RETRY_SECONDS)
             finally:
                 fetching.cancel()

@@ -564,7 +564,7 @@ def why_open(state: RoundState) -> str:
         return _gathering_why(state)
     if phase == "starting":
         least = several(min(rounds.min_clusters, roster), "cluster")
-        return f"started again: waiting until more than half of the roster is live, at least {least}; {heard} of {roster} are"
+        return f"restarted: waiting until more than half of the roster is live, at least {least}; {heard} of {roster} are"
     if state.stands_still:
         return _below_quorum(state)
     if phase == "closing":
@@ -588,7 +588,7 @@ def _below_quorum(state: RoundState) -> str:
     away = sorted(state.head.roster.keys() - live)
     others = wanted - len(live) - len(away)
     waits = [shortly(away)] * bool(away) + [several(others, "more cluster")] * (others > 0)
-    asks = f"; {several(len(_complete(state)), 'cluster asks', 'clusters ask')} for a seat" if state.gathered.claims else ""
+    asks = f"; {several(len(_complete(state)), 'cluster requests', 'clusters request')} a seat" if state.gathered.claims else ""
     are = several(len(live), "cluster is", "clusters are")
     needs = f"the run needs {wanted} (rounds.min_clusters)"
     return f"{are} live and {needs}: no deadline passes while it waits for {' and '.join(waits)}{asks}"

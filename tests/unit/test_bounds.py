@@ -122,18 +122,18 @@ PAST: list[tuple[pb.Kind, dict[str, Any], pb.Reason, str]] = [
     (pb.KIND_CLUSTER, {"hosts": []}, LARGE, "too many hosts, or none"),
     (pb.KIND_CLUSTER, {"hosts": hosts(limits.HOSTS + 1)}, LARGE, "too many hosts, or none"),
     (pb.KIND_CLUSTER, {"hosts": hosts(1, peer="nobody")}, BAD, "host is not a peer id"),
-    (pb.KIND_CLUSTER, {"hosts": hosts(1, attestation=pb.Attestation())}, BAD, "a layout carries no attestations"),
+    (pb.KIND_CLUSTER, {"hosts": hosts(1, attestation=pb.Attestation())}, BAD, "a layout contains no attestations"),
     (pb.KIND_CLUSTER, {"hosts": hosts(1, stage_count=0)}, BAD, STAGES),
     (pb.KIND_CLUSTER, {"hosts": hosts(1, stage_count=limits.STAGES + 1)}, BAD, STAGES),
     (pb.KIND_CLUSTER, {"hosts": hosts(1, first_stage=limits.STAGES)}, BAD, STAGES),
     (pb.KIND_CLUSTER, {"hosts": hosts(1, copy=limits.HOSTS)}, BAD, "copy out of bounds"),
-    (pb.KIND_CLUSTER, {"hosts": hosts(2) + hosts(1, copy=1)}, BAD, "a host is named twice for a stage"),
-    (pb.KIND_CLUSTER, {"hosts": hosts(2, first_stage=1) * 2}, BAD, "a host is named twice for a stage"),
+    (pb.KIND_CLUSTER, {"hosts": hosts(2) + hosts(1, copy=1)}, BAD, "a layout names a host twice for a stage"),
+    (pb.KIND_CLUSTER, {"hosts": hosts(2, first_stage=1) * 2}, BAD, "a layout names a host twice for a stage"),
     (pb.KIND_CONTRIBUTION, {"norm": 256}, BAD, "the norm code is not 8 bits"),
     (pb.KIND_CONTRIBUTION, {"size": 0}, LARGE, "payload bytes out of bounds"),
     (pb.KIND_CONTRIBUTION, {"size": limits.BLOB_BYTES + 1}, LARGE, "payload bytes out of bounds"),
-    (pb.KIND_CONTRIBUTION, {"holders": PEERS[: limits.HOLDERS + 1]}, LARGE, "too many holders"),
-    (pb.KIND_CONTRIBUTION, {"holders": [PEERS[0], "nobody"]}, BAD, "holder is not a peer id"),
+    (pb.KIND_CONTRIBUTION, {"holders": PEERS[: limits.HOLDERS + 1]}, LARGE, "too many relays"),
+    (pb.KIND_CONTRIBUTION, {"holders": [PEERS[0], "nobody"]}, BAD, "relay is not a peer id"),
     (pb.KIND_BALLOT, {"contributions": digests(limits.CLUSTERS + 1)}, LARGE, "too many contributions"),
     (pb.KIND_BALLOT, {"contributions": [D, b"short"]}, BAD, "contribution digest is not 32 bytes"),
     (pb.KIND_BALLOT, {"contributions": [D, b""]}, BAD, "contribution digest is not 32 bytes"),
@@ -147,8 +147,8 @@ PAST: list[tuple[pb.Kind, dict[str, Any], pb.Reason, str]] = [
     (pb.KIND_RECEIPT, {"findings": findings(2, index=5)}, BAD, FINDINGS),
     (pb.KIND_RECEIPT, {"scored": [2, 1], "score": [0, 0]}, BAD, FINDINGS),
     (pb.KIND_RECEIPT, {"scored": [1, 1], "score": [0, 0]}, BAD, FINDINGS),
-    (pb.KIND_RECEIPT, {"scored": [1, 2], "score": [0]}, BAD, "a score for each of the scored"),
-    (pb.KIND_RECEIPT, {"scored": [1], "score": [0, 0]}, BAD, "a score for each of the scored"),
+    (pb.KIND_RECEIPT, {"scored": [1, 2], "score": [0]}, BAD, "it must score each contribution that it was drawn for"),
+    (pb.KIND_RECEIPT, {"scored": [1], "score": [0, 0]}, BAD, "it must score each contribution that it was drawn for"),
     (pb.KIND_RECEIPT, {"findings": findings(1, reason=0)}, BAD, "unknown reason"),
     (pb.KIND_RECEIPT, {"findings": findings(1, reason=max(pb.Reason.values()) + 1)}, BAD, "unknown reason"),
     (pb.KIND_RECEIPT, {"findings": findings(1, stage=limits.STAGES)}, BAD, "stage out of bounds"),
@@ -161,7 +161,7 @@ PAST: list[tuple[pb.Kind, dict[str, Any], pb.Reason, str]] = [
         pb.KIND_EVIDENCE,
         {"evidence": pb.Evidence(blob=bytes(limits.EVIDENCE_BLOB_BYTES + 1))},
         pb.REASON_ATTESTATION,
-        "oversize: blob of 32769 bytes; at most 32768",
+        "oversize: blob of 32769 bytes; the limit is 32768",
     ),
 ]
 ROUNDS = [kind for kind, body in LARGEST.items() if "round" in body.DESCRIPTOR.fields_by_name]
@@ -169,7 +169,7 @@ DIGESTS: list[tuple[pb.Kind, str, str, bool]] = [
     *((kind, "head", "head", kind == pb.KIND_HEARTBEAT) for kind in ROUNDS if kind not in (pb.KIND_RECEIPT, pb.KIND_COMMIT)),
     (pb.KIND_CLAIM, "state", "state", True),
     (pb.KIND_CLAIM, "cluster", "cluster", True),
-    (pb.KIND_CONTRIBUTION, "leaves", "leaves", False),
+    (pb.KIND_CONTRIBUTION, "leaves", "payload index", False),
     (pb.KIND_CONTRIBUTION, "base_state", "base state", False),
     (pb.KIND_CONTRIBUTION, "attestation", "attestation", True),
     (pb.KIND_CONTRIBUTION, "audit", "audit root", True),
@@ -289,9 +289,9 @@ def test_a_body_has_its_kind_s_bytes_at_most(kind: pb.Kind, largest: int):
 
 def test_a_statement_opens_only_where_its_kind_belongs():
     envelope = heartbeat()
-    assert refusal(envelope, pb.KIND_CLAIM) == (BAD, f"a statement of kind {pb.KIND_HEARTBEAT} does not belong here")
+    assert refusal(envelope, pb.KIND_CLAIM) == (BAD, f"a statement of kind {pb.KIND_HEARTBEAT} is not allowed here")
     run_file = seal(identity(1), pb.KIND_MANIFEST, RUN, b"{}").envelope
-    assert refusal(run_file, pb.KIND_MANIFEST) == (BAD, f"a statement of kind {pb.KIND_MANIFEST} does not belong here")
+    assert refusal(run_file, pb.KIND_MANIFEST) == (BAD, f"a statement of kind {pb.KIND_MANIFEST} is not allowed here")
 
 
 @pytest.mark.parametrize("spoilt", [{"key": bytes(31)}, {"key": bytes(33)}, {"signature": bytes(63)}, {"signature": bytes(65)}])
@@ -338,4 +338,4 @@ def test_a_commit_names_the_signers_that_it_holds():
     assert unpacked(commit, pb.KIND_LEAVE, packed) == leave
     with pytest.raises(RemoteError) as caught:
         author(commit, pb.Signed(signer=2))
-    assert (caught.value.reason, caught.value.detail) == (BAD, "a statement of signer 2 of 2")
+    assert (caught.value.reason, caught.value.detail) == (BAD, "statement of signer 2, but the commit has 2 signers")

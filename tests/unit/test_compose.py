@@ -626,9 +626,13 @@ def changed(commit: pb.Commit, change: Callable[[pb.Commit], object]) -> pb.Comm
         (
             lambda b: b.receipts.append(b.receipts[0]),
             pb.REASON_MALFORMED,
-            "commit 2 holds a receipt that it may not: already received",
+            "commit 2 contains a receipt that is not allowed: already received",
         ),
-        (lambda b: setattr(b.reports[0], "signer", 9), pb.REASON_MALFORMED, "a statement of signer 9 of 3"),
+        (
+            lambda b: setattr(b.reports[0], "signer", 9),
+            pb.REASON_MALFORMED,
+            "statement of signer 9, but the commit has 3 signers",
+        ),
     ],
 )
 def test_a_commit_that_does_not_follow_is_named(change: Callable[[pb.Commit], object], reason: pb.Reason, detail: str):
@@ -661,7 +665,9 @@ def test_a_statement_that_may_not_stand_in_a_commit_is_named():
     table = table_of(trained=1)
     stale = table.report(0, round=1)
     commit = compose(table, reports={(peer(0), False): (stale,)})
-    detail = "commit 2 holds a state_report that it may not: the state report is for round 1 of its head; round 2 is open"
+    detail = (
+        "commit 2 contains a state_report that is not allowed: the state report is for round 1 of its chain; round 2 is open"
+    )
     assert refusal(table.run, table.head, commit) == (pb.REASON_STALE_ROUND, detail)
 
 

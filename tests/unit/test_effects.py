@@ -76,7 +76,7 @@ def test_nothing_else_is_relayed():
 def test_what_is_ignored_leaves_the_same_state():
     table = table_of()
     before = table.state
-    judgement = Judgement(Outcome.IGNORE, pb.REASON_STALE_ROUND, "the leave is for round 9 of its head; round 1 is open")
+    judgement = Judgement(Outcome.IGNORE, pb.REASON_STALE_ROUND, "the leave is for round 9 of its chain; round 1 is open")
     assert heard(table, table.leave(0, round=9)) == [Reply(judgement)]
     assert table.state is before
 
@@ -84,7 +84,7 @@ def test_what_is_ignored_leaves_the_same_state():
 def test_what_is_rejected_is_recorded_once():
     table = table_of()
     wrong = table.contribution(0, head=digest("fork"))
-    detail = "it does not build on the last commit"
+    detail = "it does not follow the last commit"
     for _ in range(2):
         assert heard(table, wrong) == [Reply(Judgement(Outcome.REJECT, pb.REASON_WRONG_HEAD, detail))]
     assert table.state.gathered == StatementPool(

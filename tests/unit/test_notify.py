@@ -118,7 +118,7 @@ async def test_what_could_not_be_told_is_one_line(tmp_path: Path, caplog: pytest
     async with Life(tmp_path, heard) as life:
         life.log.add(MISSED)
         await life.looked_at(tmp_path)
-    assert [each.getMessage() for each in caplog.records] == ["a test was not told of not-counted: it answered 500"]
+    assert [each.getMessage() for each in caplog.records] == ["could not notify a test of not-counted: it answered 500"]
 
 
 async def test_a_webhook_is_posted_to_and_its_secret_stays_one(tmp_path: Path, caplog: pytest.LogCaptureFixture):

@@ -279,7 +279,7 @@ def test_a_norm_that_no_code_tells_is_refused_whatever_the_run_allows():
         if told and code <= norm_code(LARGEST):
             check_bounds(run, lying)
         else:
-            with pytest.raises(RemoteError, match="is the most that the run allows"):
+            with pytest.raises(RemoteError, match="the run allows at most"):
                 check_bounds(run, lying)
 
 

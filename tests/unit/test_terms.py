@@ -432,7 +432,7 @@ def test_appoint_writes_what_makes_a_coordinator(
     with pytest.raises(RemoteError, match="another run"):
         take_over(tmp_path / "[r].chain", another)
     another.close()
-    with pytest.raises(ConfigError, match="no handover"):
+    with pytest.raises(ConfigError, match="signed manifest"):
         read_handover(folder / "chain.db")
 
 

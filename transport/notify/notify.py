@@ -105,7 +105,7 @@ def _read_secret(option: str, text: str) -> str:
         try:
             text = read_named(Path(text[1:]), piped=True)
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{option} cannot be read from its file: {error}") from error
+            raise ConfigError(f"cannot read {option} from its file: {error}") from error
     return text.strip()
 
 
@@ -123,13 +123,13 @@ def parse_notice(text: str) -> Notice:
     if text.startswith(("http://", "https://")):
         if _is_url(text):
             return Webhook(text)
-        raise ConfigError("--notify begins like a URL and names no host: https://HOST/PATH")
+        raise ConfigError("--notify begins like a URL but names no host: use https://HOST/PATH")
     try:
         words = tuple(shlex.split(text))
     except ValueError as error:
-        raise ConfigError(f"--notify is no command: {error}") from error
+        raise ConfigError(f"--notify is not a command: {error}") from error
     if not words or shutil.which(words[0]) is None:
-        raise ConfigError("--notify is neither a URL (https://…) nor a command that is found on this machine")
+        raise ConfigError("--notify is neither a URL (https://…) nor a command of this machine")
     return Command(words)
 
 
@@ -175,4 +175,4 @@ class Notifier:
             text = f"{text} (and {before} times before)"
         body = {"text": f"{self._about['name']}: {text}", **self._about, **happened.view()}
         if why := await self._notice.tell(json.dumps(body).encode()):
-            log.warning("%s was not told of %s: %s", self._notice.name, kind, why)
+            log.warning("could not notify %s of %s: %s", self._notice.name, kind, why)

@@ -98,9 +98,9 @@ async def restart_when_writable(
             if what is None:
                 raise
             lived = asyncio.get_running_loop().time() - began
-            log.warning("%s: waiting for room in %s (%s)", what, folder, error)
+            log.warning("%s: waiting for free space in %s (%s)", what, folder, error)
         pause = FIRST_LOOK_SECONDS if lived > LONGEST_LOOK_SECONDS else min(LONGEST_LOOK_SECONDS, 2 * pause)
-        async with waiting(f"{what}: waiting for room in {folder}"):
+        async with waiting(f"{what}: waiting for free space in {folder}"):
             while not await _told(stopped, pause) and not await asyncio.to_thread(_has_room, folder):
                 pass
 
@@ -110,7 +110,7 @@ def _has_room(folder: Path) -> bool:
         probe(folder)
     except OSError:
         return False
-    log.info("there is room again in %s", folder)
+    log.info("%s has free space again", folder)
     return True
 
 
