@@ -73,8 +73,8 @@ def peer(
     simulated_measurement: Annotated[Path | None, typer.Option(help="With self: as in `dilocox node`.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Challenge a peer now, and say what its evidence proves to this node. Of `self`: say which kind and measurement this machine
-    would show, for a run's policy, unverified."""
+    """Challenge a peer, and print what its evidence proves to this node. With `self`: print the kind and measurement of this
+    machine for a run's policy, unverified."""
     if peer == SELF:
         value = _of_this_machine(simulated, simulated_measurement)
     elif simulated or simulated_measurement is not None:

@@ -95,7 +95,7 @@ def up(
     private_clip: Annotated[float | None, typer.Option(min=1e-6, help="As in `dilocox node`.")] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Start and return; stop with `testnet down`.")] = False,
 ) -> None:
-    """Start a swarm, show a table of its rounds, stop it when the run is finished. Replaces an earlier testnet."""
+    """Start a swarm, print a table of its rounds, and stop it when the run is finished. Replaces an earlier testnet."""
     kills = [_parse_kill(text, member_names(nodes, boxes)) for text in kill or []]
     folder = folder or testnet_folder()
     with working("building the run's data"):
@@ -484,14 +484,14 @@ def kill(
     folder: FolderOption = None,
     term: Annotated[bool, typer.Option("--term", help="Send SIGTERM instead of SIGKILL.")] = False,
 ) -> None:
-    """kill -9 a member's daemon."""
+    """Kill a member's daemon with SIGKILL."""
     testnet = Testnet.load(folder or testnet_folder())
     testnet.kill(testnet.member(name), signal.SIGTERM if term else signal.SIGKILL)
 
 
 @app.command("start")
 def start(name: Annotated[str, typer.Argument(help="A member that does not run.")], folder: FolderOption = None) -> None:
-    """Start a killed member again, on its folder, detached."""
+    """Restart a killed member on its folder, detached."""
     testnet = Testnet.load(folder or testnet_folder())
     member = testnet.member(name)
     if member.facts() is not None:

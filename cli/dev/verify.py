@@ -51,8 +51,8 @@ def verify(
     replay: Annotated[int | None, typer.Option(metavar="N", help="Also replay round N from the blobs on disk.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Recompute every commit from the signed statements inside it. The run id is the hash of the manifest, which names
-    the signer of commits: with the id, the file needs no trust. With --join the chain, and data for a replay, come from peers."""
+    """Recompute every commit from the signed statements inside it. The run id is the hash of the manifest, which names the
+    signer of commits: with the id, the file needs no trust. With --join, peers send the chain, and the data for a replay."""
     wanted = None if run is None else _run_id(run)
     if join is not None and wanted not in (None, read_link(join).run_id):
         fail("--join is the link of another run than the one passed as argument", Exit.USAGE, "pass only one of them")

@@ -44,7 +44,7 @@ def status(
     home: AskOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show on one screen: reachable, in sync, in this round, counted?"""
+    """Show on one screen whether a daemon is reachable, in sync, in this round, and counted."""
     if watch:
         if check or as_json:
             raise ConfigError("--watch prints a screen: remove --check and --json")
@@ -371,7 +371,7 @@ def rounds(
     home: AskOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the rounds; or show the clusters of one: counted or not, and why."""
+    """List the rounds, or show the clusters of one: counted or not, and why."""
     if why:
         if round is None:
             raise ConfigError("--why needs a round: run `dilocox rounds N --why`")

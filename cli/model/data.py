@@ -76,8 +76,8 @@ def build_corpus(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a corpus: tokens in data shards, and the digest that a run names. The same files in the same order give the same
-    digest anywhere."""
+    """Build a corpus: tokens in data shards, and the digest that a run names. The same files in the same order give the same
+    digest on every machine."""
     if not re.fullmatch(NAME, name):
         fail(
             f"{name!r} is not a valid name",
@@ -122,7 +122,7 @@ def train(
     vocabulary_size: Annotated[int, typer.Option("--vocabulary", min=257, max=1 << 32, help="Number of tokens.")] = 32768,
     field: FieldOption = "text",
 ) -> None:
-    """Make a byte-level BPE tokenizer from text."""
+    """Train a byte-level BPE tokenizer on text."""
     if out.exists():
         fail(f"{out} already exists", Exit.USAGE, "pass another name")
     check_place(out)
@@ -153,7 +153,7 @@ def show(
     place: Annotated[str, typer.Argument(metavar="NAME|DIR", help="Corpus that `data build` wrote.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Show what a corpus contains; every file of it is checked."""
+    """Show the contents of a corpus, and check its files."""
     folder = Path(place) if (Path(place) / DIGEST).is_file() else library(place)
     digest = last_built(folder)
     with working("reading and checking every file"):
@@ -167,7 +167,7 @@ def free(
     yes: Annotated[bool, typer.Option("--yes", help="Delete without a question.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove fetched data of finished runs. Corpora that `data build` made stay."""
+    """Delete fetched data of finished runs. Corpora that `data build` wrote remain."""
     folder = home or base_folder() / "node"
     if not find_chains(folder):
         errors.print(f"no run under {folder}: nothing to delete", highlight=False, markup=False, soft_wrap=True)

@@ -83,8 +83,8 @@ def export(
     data: DataOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write the committed model as a Hugging Face folder: weights, config, tokenizer, model card. With --join
-    it is read from the run's peers: on any machine, also beside a node with some of the stages only."""
+    """Write the committed model as a Hugging Face folder: weights, config, tokenizer, model card. With --join, the run's peers
+    send it: on any machine, also beside a node with only some of the stages."""
     if every is not None:
         if archive or archive_key or round is not None or evaluate:
             fail(

@@ -45,7 +45,7 @@ def generate(
     data: DataOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Continue a text with the committed model, or have a chat model answer it, by transformers."""
+    """Continue a text with the committed model, or let a chat model answer it, with transformers."""
     if folder is not None and (home is not None or join is not None or archive is not None or data):
         fail("a folder and --home, --join, --archive or --data", Exit.USAGE, "remove one: an exported folder needs no run")
     if prompt != prompt.encode("utf-8", "replace").decode():

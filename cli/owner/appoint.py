@@ -95,11 +95,9 @@ def appoint(
         ),
     ] = None,
 ) -> None:
-    """Appoint another coordinator, from the chain in a daemon's folder or in the run's archive; writes RUN.chain, which makes PEER
-    the coordinator.
-
-    Earlier commits of that chain are the run's; every node that follows PEER sets all others aside, such as those of a fork.
-    """
+    """Appoint another coordinator, from the chain in a daemon's folder or in the run's archive, and write RUN.chain for it. The
+    earlier commits of that chain remain valid. Every node that follows PEER moves other commits aside, such as those of a
+    fork."""
     try:
         key_of_peer(peer)
     except ValueError as error:

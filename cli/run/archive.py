@@ -51,8 +51,8 @@ def archive(
     ] = False,
     data: DataOption = None,
 ) -> None:
-    """Archive a run: its chain, states, data, and optionally payloads. It trains nothing, and needs no GPU. If the run names
-    this peer in `run.relays`, it also stores uploads of unreachable peers, as `dilocox relay` does."""
+    """Archive a run: its chain, states, data, and optionally payloads. An archive does not train, and needs no GPU. If the run
+    names this peer in `run.relays`, it also stores uploads of unreachable peers, as `dilocox relay` does."""
     peer.begin()
     if key is not None and plain:
         raise ConfigError("--archive-key encrypts the archive and --archive-plain does not: pass only one")

@@ -77,7 +77,7 @@ def check(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Check a run and this machine before a start: all findings, then the verdict. Exits with 5 if something is wrong."""
+    """Check a run and this machine before a start: all findings, then the verdict. Exits with 5 after an error."""
     here = replace(_here(role, own, home, host, port, devices, data, cluster_interface), accepts_wear=accept_wear)
     found = [_versions()]
     if run is None:

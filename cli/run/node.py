@@ -100,7 +100,7 @@ def node(
         bool, typer.Option("--exit-when-finished", help="End when the run ends, instead of serving its state.")
     ] = False,
 ) -> None:
-    """Join a run, train, exchange; leave cleanly on Ctrl-C or SIGTERM."""
+    """Join a run, train, and exchange; leave the roster on Ctrl-C or SIGTERM."""
     peer.begin()
     link = read_cluster_link(boxes.cluster) if boxes.cluster is not None else None
     if (join is None) == (link is None):

@@ -37,7 +37,7 @@ def pause(now: NowOption = False, wait: WaitOption = True, home: HomeOption = No
 
 
 def resume(home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Take part again, from the checkpoint of the last phase and with its uncommitted work."""
+    """Resume training from the checkpoint of the last phase, with its uncommitted work."""
     _ask("resume", False, home, as_json)
 
 

@@ -27,7 +27,7 @@ def shares(
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Ask peers for random erasure shards, and print how likely it is that too few exist. Any command that reads the run
+    """Probe peers for random erasure shards, and print how likely it is that too few exist. Any command that reads the run
     restores from shards what no peer serves: `export --join`, `verify --replay --join`, a node that joins."""
     found = asyncio.run(_sample(join, home, sample))
     if as_json:

@@ -33,8 +33,8 @@ def announce(
     ] = None,
     host: HostOption = "127.0.0.1",
 ) -> None:
-    """Announce until Ctrl-C that the run of this machine's coordinator looks for machines. Without --market this begins a
-    market; the log has its address."""
+    """Announce until Ctrl-C that the run of this machine's coordinator needs machines. Without --market this starts a new
+    market; the log contains its address."""
     set_up_logging(verbose=False)
     check_addresses(market or ())
     folder = home or base_folder() / "coordinator"

@@ -63,8 +63,8 @@ def hire(
     seconds: PatienceOption = PATIENCE,
     as_json: JsonOption = False,
 ) -> None:
-    """List the machines that may be had for a run; with PEERs, put them onto its allow-list, before it begins. They are paid from
-    the pool of its contract: `dilocox settlement contract fund`."""
+    """List the machines that are offered to a run. With PEERs, add them to its allow-list, before the run begins. They are paid
+    from the pool of its contract: `dilocox settlement contract fund`."""
     text = read_run_text(run_file)
     manifest = Manifest.from_toml(text)
     if peers:

@@ -88,7 +88,7 @@ def offer(
     attest: Annotated[bool, typer.Option("--attest", help="With evidence of this machine's hardware.")] = False,
     simulated_measurement: Annotated[Path | None, typer.Option(help="As in `dilocox node` (testnets).")] = None,
 ) -> None:
-    """Offer this machine until Ctrl-C, and report when a run asks for it by name."""
+    """Offer this machine until Ctrl-C, and report when a run requests it."""
     set_up_logging(verbose=False)
     folder = home or base_folder() / "node"
     identity, machine = load_identity(folder / "identity.key"), this_machine(devices)

@@ -57,8 +57,8 @@ def runs(
     seconds: PatienceOption = PATIENCE,
     as_json: JsonOption = False,
 ) -> None:
-    """List the runs that look for machines, and whether this one fits, by their manifests as their owners signed them.
-    This command opens no connection to a run: `dilocox check LINK` asks a run's coordinator, too."""
+    """List the runs that need machines, and whether this one fits, by their signed manifests. This command opens no connection
+    to a run: `dilocox check LINK` also asks a run's coordinator."""
     set_up_logging(verbose=False)
     here = Here(home or base_folder() / "node", host, 0, devices, parse_folders(data or ()), None)
     with working("searching for the market") as bar:

@@ -122,7 +122,7 @@ def _patience(digest: str) -> Callable[[], None]:
 
 @app.command()
 def account(key: KeyOption) -> None:
-    """Print the account of a key; make the key if the file does not exist."""
+    """Print the account of a key, and make the key if the file does not exist."""
     from dilocox_settlement.keys import make_key, read_key
 
     made = read_key(key) if key.exists() else make_key(key)
@@ -131,7 +131,7 @@ def account(key: KeyOption) -> None:
 
 @app.command()
 def settle(rpc: RpcOption, key: KeyOption, home: HomeOption = None, join: ReadOption = None, send: SendOption = False) -> None:
-    """Post the newest commit's merit to the run's contract: the coordinator's account does."""
+    """Post the newest commit's merit to the run's contract, with the coordinator's account."""
     from dilocox_settlement.due import posted
 
     ran = read_run(home, join)
@@ -153,7 +153,7 @@ def claim(
     join: ReadOption = None,
     send: SendOption = False,
 ) -> None:
-    """Pay an account its merit's worth, less earlier payments. Any key may ask, and pays the gas."""
+    """Pay an account for its merit, less earlier payments. Any key may send it, and pays the gas."""
     from dilocox_settlement.due import claim_of
     from dilocox_settlement.keys import read_key
 
@@ -186,8 +186,8 @@ def stake(
     join: ReadOption = None,
     send: SendOption = False,
 ) -> None:
-    """Stake on the run's contract: accounts without the least stake are not paid, and an account that signs two statements
-    for one slot loses it."""
+    """Stake on the run's contract. Accounts below the least stake are not paid. An account that signs two statements for one
+    slot loses its stake."""
     if (amount > 0) + leave + withdraw != 1:
         raise ConfigError("pass one of: AMOUNT, --leave, --withdraw")
     contract = read_run(home, join).contract(rpc)

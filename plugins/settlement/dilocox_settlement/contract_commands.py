@@ -44,7 +44,7 @@ def deploy(
     days: Annotated[int, typer.Option("--days", min=1, help="Days after which the sponsor can take the rest.")] = 180,
     send: SendOption = False,
 ) -> None:
-    """Make the contract of a run: the key's account is its sponsor. Its address goes into the run file; then `bind`."""
+    """Make the contract of a run, with the key's account as sponsor. Write its address into the run file, then use `bind`."""
     from dilocox_settlement.contract import deployment, prepare
     from dilocox_settlement.keys import read_key
     from dilocox_settlement.rpc import HttpRpc
@@ -60,7 +60,7 @@ def deploy(
 
 @app.command()
 def bind(rpc: RpcOption, key: KeyOption, home: HomeOption = None, join: ReadOption = None, send: SendOption = False) -> None:
-    """Bind the contract, once, to the run that it settles; only its sponsor may."""
+    """Bind the contract, once, to the run that it settles. Only its sponsor may do it."""
     ran = read_run(home, join)
     says = f"bind it to the run {ran.manifest.run_id.hex()}"
     act_on(ran.contract(rpc, bound=False), key, send, says, "bind", ran.manifest.run_id)
@@ -68,7 +68,7 @@ def bind(rpc: RpcOption, key: KeyOption, home: HomeOption = None, join: ReadOpti
 
 @app.command()
 def veto(rpc: RpcOption, key: KeyOption, home: HomeOption = None, join: ReadOption = None, send: SendOption = False) -> None:
-    """Veto the last posted root, if it is not this chain's; only the arbiter may, within the window."""
+    """Veto the last posted root, if it differs from this chain. Only the arbiter may do it, within the window."""
     ran = read_run(home, join)
     contract = ran.contract(rpc)
     root = contract.pending()
@@ -89,7 +89,7 @@ def _of_chain(root: "Root", commits: list[Statement[pb.Commit]]) -> bool:
 
 @app.command()
 def slash(rpc: RpcOption, key: KeyOption, home: HomeOption = None, join: ReadOption = None, send: SendOption = False) -> None:
-    """Burn the stakes of clusters that, as the chain proves, signed two statements for one slot; only the arbiter may."""
+    """Burn the stakes of clusters that, as the chain proves, signed two statements for one slot. Only the arbiter may do it."""
     from dilocox_settlement.due import equivocations
 
     ran = read_run(home, join)
@@ -115,12 +115,12 @@ def fund(
     join: ReadOption = None,
     send: SendOption = False,
 ) -> None:
-    """Add to the pool that the run pays from. Any account may; the rest at its end is the sponsor's."""
+    """Add to the pool from which the run pays. Any account may do it; the sponsor gets the rest at the end."""
     act_on(read_run(home, join).contract(rpc), key, send, f"add {amount:,} wei to the pool", "fund", value=amount)
 
 
 @app.command()
 def refund(rpc: RpcOption, key: KeyOption, home: HomeOption = None, join: ReadOption = None, send: SendOption = False) -> None:
-    """Take back the funds that no account can claim any more: after the run's last root was valid, or when the contract
-    has closed."""
+    """Return the funds that no account can claim any more: after the run's last root was valid, or when the contract has
+    closed."""
     act_on(read_run(home, join).contract(rpc), key, send, "take back the rest", "refund")

@@ -63,8 +63,8 @@ def store(
     archive_key: ArchiveKeyOption = None,
     send: SendOption = False,
 ) -> None:
-    """Store the objects of an archive that are not stored yet; `restore` needs only the root that it prints. The account
-    of --key pays. A sealed archive stays sealed."""
+    """Store the objects of an archive that are not stored yet; `restore` needs only the root that it prints. The account of
+    --key pays. An encrypted archive stays encrypted."""
     _need_sdk()
     from dilocox_zerog.network import Network
     from dilocox_zerog.record import write_record
