@@ -13,7 +13,7 @@ from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 
-__all__ = ["FOLDERS", "GOLDEN", "is_message", "messages", "written"]
+__all__ = ["FOLDERS", "GOLDEN", "Message", "is_message", "messages", "render", "written"]
 
 ROOT = Path(__file__).parents[1]
 GOLDEN = ROOT / "tests" / "golden" / "sentences.txt"
@@ -28,6 +28,7 @@ CODE = re.compile(
 )
 """Strings of words that are not a message."""
 SPACES = re.compile(r"\s+")
+NUMBER = re.compile(r"(?<![\w.])\d+(?![\w.])")
 
 
 def written(folder: str) -> Iterator[tuple[str, list[str]]]:
@@ -114,6 +115,36 @@ def _golden(source: str) -> re.Pattern[str]:
 def is_message(text: str, source: str) -> bool:
     """Return whether the golden file has a message of that source."""
     return _golden(source).fullmatch(text) is not None
+
+
+class Message(str):
+    """Text that equals each message of a source with these values: tests name values, not the wording.
+
+    The message has each whole number, in this order, and each other value.
+    """
+
+    source: str
+    values: tuple[object, ...]
+
+    def __new__(cls, source: str, *values: object) -> "Message":
+        made = super().__new__(cls, f"<message of {source} with {', '.join(map(str, values)) or 'no value'}>")
+        made.source, made.values = source, values
+        return made
+
+    def __eq__(self, other: object) -> bool:
+        numbers = [each for each in self.values if isinstance(each, int)]
+        return (
+            isinstance(other, str)
+            and [each for each in map(int, NUMBER.findall(other)) if each in numbers] == numbers
+            and all(str(each) in other for each in self.values)
+            and is_message(other, self.source)
+        )
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return super().__hash__()
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.language import RULES, Sentence, broken, measure, of_messages, pages, sentences, texts
-from tests.sentences import FOLDERS, GOLDEN, is_message, messages, render, written
+from tests.sentences import FOLDERS, GOLDEN, Message, is_message, messages, render, written
 
 ROOT = Path(__file__).parents[2]
 
@@ -16,7 +16,7 @@ MOST: dict[str, tuple[int, int, int, int]] = {
     "README.md": (0, 0, 2, 0),
     "SECURITY.md": (0, 0, 1, 0),
     "bench": (0, 1, 33, 0),
-    "cli": (0, 1, 22, 0),
+    "cli": (0, 1, 21, 0),
     "coordinator": (0, 0, 11, 0),
     "deploy": (0, 0, 0, 0),
     "docs": (1, 0, 62, 0),
@@ -92,6 +92,21 @@ def look(path: "Path | None") -> None:
     assert list(messages(source)) == ["cannot read {name}: {error}", "too large"]
     assert is_message("cannot read a/b: permission denied", "transport/store/files.py")
     assert not is_message("cannot read a/b", "transport/store/files.py")
+
+
+@pytest.mark.parametrize(
+    ("text", "values", "equal"),
+    [
+        ("cannot read a.toml: line 3 of 7", ("a.toml", 3, 7), True),
+        ("cannot read a.toml: line 3 of 7", (7,), True),
+        ("cannot read a.toml: line 3 of 7", (7, 3), False),
+        ("cannot read a.toml: line 3 of 7", ("b.toml",), False),
+        ("could read a.toml: line 3 of 7", ("a.toml", 3, 7), False),
+    ],
+)
+def test_message_equals_each_message_with_its_values(text: str, values: tuple[object, ...], equal: bool):
+    assert (text == Message("transport/store/files.py", *values)) == equal
+    assert (text != Message("transport/store/files.py", *values)) != equal
 
 
 def test_every_folder_of_sources_and_pages_is_measured():

@@ -19,6 +19,7 @@ from dilocox.protocol.member.member_state import MemberState, OpenRound
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.wire.messages import Statement, seal
 from tests.helpers import COORDINATOR, Table, digest, identity, manifest
+from tests.sentences import Message
 
 ACCEPTED: member_io.Verdict = (pb.REASON_UNSPECIFIED, 0)
 
@@ -436,7 +437,7 @@ def test_verdicts_against_a_wrong_state_are_reached_again():
 
 def test_memory_that_a_replay_contradicts_is_started_again():
     node = Node()
-    why = "replaying the last commit from disk gives another state than the one in memory"
+    why = Message("protocol/member/member.py", "from disk", "in memory")
     assert node.feed(member_io.Rechecked(1, digest("from disk")))[0] == member_io.Resynchronise(1, why)
     assert node.said(pb.KIND_STATE_REPORT) is None, "what it said of its state was wrong"
     node.feed(member_io.StateReady(1, node.table.state_root(), None))
@@ -918,7 +919,7 @@ def test_who_contradicts_the_run_forgets_its_states_and_what_it_said_of_them():
     before = node.state
     assert set(before.open.own) == {pb.KIND_STATE_REPORT, pb.KIND_CONTRIBUTION}
     after, effects = member.step(before, member_io.Rechecked(2, digest("from disk")), 0)
-    why = "replaying the last commit from disk gives another state than the one in memory"
+    why = Message("protocol/member/member.py", "from disk", "in memory")
     assert effects == [member_io.Resynchronise(2, why)]
     own = {pb.KIND_CONTRIBUTION: mine}
     assert after == replace(before, roots={}, open=replace(before.open, own=own, judging=frozenset(), verdicts={}), anew=True)

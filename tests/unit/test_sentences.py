@@ -1,8 +1,7 @@
 """Tests of each row's answer in the table of rules: outcome, reason, and the values that its sentence names."""
 
-import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import permutations
 from typing import Any
@@ -20,34 +19,16 @@ from dilocox.protocol.ids import short
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.wire.messages import Statement, seal
 from tests.helpers import COORDINATOR, SETTLEMENT, Table, digest, identity, manifest
-from tests.sentences import is_message
+from tests.sentences import Message
 
 
-@dataclass(frozen=True, eq=False)
-class Expected:
-    """Equal to each judgement with this outcome, this reason, and a sentence of the rules with these values."""
-
-    outcome: Outcome
-    reason: pb.Reason
-    values: tuple[object, ...]
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, Judgement)
-            and (other.outcome, other.reason) == (self.outcome, self.reason)
-            and [int(each) for each in re.findall(r"(?<![\w.])\d+(?![\w.])", other.detail)]
-            == [each for each in self.values if isinstance(each, int)]
-            and all(str(each) in other.detail for each in self.values)
-            and is_message(other.detail, "protocol/consensus/rules.py")
-        )
+def ignored(reason: pb.Reason, *values: object) -> Judgement:
+    """Return the judgement with this reason, and a sentence of the rules with these values."""
+    return Judgement(Outcome.IGNORE, reason, Message("protocol/consensus/rules.py", *values))
 
 
-def ignored(reason: pb.Reason, *values: object) -> Expected:
-    return Expected(Outcome.IGNORE, reason, values)
-
-
-def rejected(reason: pb.Reason, *values: object) -> Expected:
-    return Expected(Outcome.REJECT, reason, values)
+def rejected(reason: pb.Reason, *values: object) -> Judgement:
+    return Judgement(Outcome.REJECT, reason, Message("protocol/consensus/rules.py", *values))
 
 
 ACCEPTED = Judgement(Outcome.ACCEPT, pb.REASON_UNSPECIFIED, "")
@@ -77,7 +58,7 @@ def answer(table: Table, statement: Statement) -> Judgement:
     return judgement
 
 
-def stale(what: str, round: int, opened: int = 1) -> Expected:
+def stale(what: str, round: int, opened: int = 1) -> Judgement:
     return ignored(pb.REASON_STALE_ROUND, what, round, opened)
 
 
@@ -144,7 +125,7 @@ def test_a_run_that_is_over_hears_nothing(say: Callable[[Table, int], Statement]
         (trained, lambda t: t.claim(7, state=digest("mine")), ACCEPTED),
     ],
 )
-def test_claims(make: Callable[[], Table], say: Say, expected: Judgement | Expected):
+def test_claims(make: Callable[[], Table], say: Say, expected: Judgement):
     table = make()
     assert answer(table, say(table)) == expected
 
@@ -232,7 +213,7 @@ UNTILED = rejected(pb.REASON_WRONG_STAGES, 0, 2)
         (trained, lambda t: t.layout(7, [(7, 0, 2, 1)]), UNTILED),
     ],
 )
-def test_layouts(make: Callable[[], Table], say: Say, expected: Judgement | Expected):
+def test_layouts(make: Callable[[], Table], say: Say, expected: Judgement):
     table = make()
     assert answer(table, say(table)) == expected
 
@@ -292,7 +273,7 @@ def test_copy_0_tiles_all_stages_and_the_others_repeat_it(ranges: list[tuple[int
         (lambda t: t.leave(0, head=digest("elsewhere")), stale("leave", 2, opened=2)),
     ],
 )
-def test_leaves(say: Say, expected: Judgement | Expected):
+def test_leaves(say: Say, expected: Judgement):
     table = trained()
     assert answer(table, say(table)) == expected
 
@@ -388,7 +369,7 @@ def steps(table: Table, inner: int, samples: int | None = None, **changes: Any) 
         (lambda t: steps(t, 4, 209), rejected(pb.REASON_IMPOSSIBLE_TOKENS, 193, 192)),
     ],
 )
-def test_contributions(say: Say, expected: Judgement | Expected):
+def test_contributions(say: Say, expected: Judgement):
     table = trained()
     assert answer(table, say(table)) == expected
 
@@ -475,7 +456,7 @@ UNLISTED = rejected(MALFORMED)
         (lambda t: ballot(t, 0, 1, seconds=past(1001.0)), rejected(MALFORMED, past(1001.0))),
     ],
 )
-def test_ballots(say: Say, expected: Judgement | Expected):
+def test_ballots(say: Say, expected: Judgement):
     table = Table(manifest(rounds={"vote_seconds": 1000})).genesis().train(1).contribute([0, 1])
     assert answer(table, say(table)) == expected
 
@@ -547,7 +528,7 @@ Spoil = Callable[[int, int, int], dict[str, Any]]
     ],
 )
 @pytest.mark.parametrize("order", list(permutations(range(3))))
-def test_receipts(spoil: Spoil, expected: Judgement | Expected, order: tuple[int, int, int]):
+def test_receipts(spoil: Spoil, expected: Judgement, order: tuple[int, int, int]):
     table = Table(manifest()).genesis().contribute()
     listed = table.state.gathered.listed()
     own, yes, no = (listed.index(name(number)) for number in order)
@@ -607,7 +588,7 @@ def test_bits_are_least_significant_first():
         (lambda t: t.report(9), rejected(pb.REASON_NOT_ON_ROSTER, short(name(9)))),
     ],
 )
-def test_state_reports(say: Say, expected: Judgement | Expected):
+def test_state_reports(say: Say, expected: Judgement):
     table = trained()
     assert answer(table, say(table)) == expected
 
