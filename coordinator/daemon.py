@@ -172,7 +172,7 @@ async def _live(
             home.announce(role="coordinator", api=door.url, link=str(link), **daemon.facts, **ports)
             announce(link)
 
-        office = await _lead(daemon, chain, served, tell_link, shared_before)
+        office = await _serve_as_leader(daemon, chain, served, tell_link, shared_before)
         service, events = await _open_service(daemon, chain, signed, appraise, served, office)
         await _serve(daemon, service, events, served, office)
         if office.log is None:
@@ -220,7 +220,7 @@ async def _open_network(daemon: Daemon, chain: ChainFile) -> Server:
     return Server(desk, network, traffic)
 
 
-async def _lead(
+async def _serve_as_leader(
     daemon: Daemon,
     chain: ChainFile,
     served: Server,

@@ -169,11 +169,11 @@ class CoordinatorService(rpc.CoordinatorServicer):
     async def run(self) -> None:
         """Notice silence, and say why the round is open, until cancelled."""
         while True:
-            for number, _ in enumerate(self._look(), 1):
+            for number, _ in enumerate(self._liveness_steps(), 1):
                 if number % LOOKS_AT_ONCE == 0:
                     await asyncio.sleep(0)
             self.pass_on_records()
-            self._say()
+            self._report_open_round()
             await asyncio.sleep(PRESENCE_SECONDS)
 
     def emit(self, event: Event) -> None:
@@ -187,10 +187,10 @@ class CoordinatorService(rpc.CoordinatorServicer):
 
     def look_around(self) -> None:
         """Tell the machine which peers of the roster, and which claiming peers, became live or absent."""
-        for _ in self._look():
+        for _ in self._liveness_steps():
             pass
 
-    def _look(self) -> Iterator[None]:
+    def _liveness_steps(self) -> Iterator[None]:
         """`look_around`, a step after each input of the machine."""
         asked = {*self.state.head.roster, *self.state.gathered.claims}
         for peer in sorted(asked):
@@ -218,17 +218,17 @@ class CoordinatorService(rpc.CoordinatorServicer):
     def _publish(self, sent: Statement[object] | Differ) -> None:
         if isinstance(sent, Differ):
             disagreement = services.Disagreement(round=sent.round, clusters=sent.clusters)
-            self._tell(services.WatchEvent(disagreement=disagreement))
+            self._send_to_watchers(services.WatchEvent(disagreement=disagreement))
             return
         if sent.kind == pb.KIND_BALLOT:
             self.ballot = sent
         if sent.kind == pb.KIND_COMMIT:
             self.ballot = None
-        self._tell(services.WatchEvent(statement=sent.envelope))
+        self._send_to_watchers(services.WatchEvent(statement=sent.envelope))
         if sent.kind == pb.KIND_COMMIT:
             self.look_around()
 
-    def _tell(self, event: services.WatchEvent) -> None:
+    def _send_to_watchers(self, event: services.WatchEvent) -> None:
         for queue in list(self.watchers):
             if queue.qsize() >= WATCH_BACKLOG:
                 self.watchers.discard(queue)
@@ -236,13 +236,13 @@ class CoordinatorService(rpc.CoordinatorServicer):
             else:
                 queue.put_nowait(event)
 
-    def _say(self) -> None:
+    def _report_open_round(self) -> None:
         """Why the round is open, where that changed since the last time: a sentence a second, however many contribute."""
         why = round_machine.why_open(self.state)
         if why != self._said:
             self._said = why
             self.emit(RoundOpen(self.state.head.round, why))
-            self._tell(self._tip())
+            self._send_to_watchers(self._tip())
 
     def _tip(self) -> services.WatchEvent:
         head = self.chain.head
@@ -264,7 +264,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
         receives it."""
         before, self.record = self.record, record
         if self.shared and (before is None or _says_more(record.body, before.body)):
-            self._tell(services.WatchEvent(statement=record.envelope))
+            self._send_to_watchers(services.WatchEvent(statement=record.envelope))
 
     async def GetRun(self, request: services.GetRunRequest, context: Context) -> services.Run:
         assert self.record is not None
@@ -409,7 +409,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
                 continue
             if told is None or not same_place(told, record.body):
                 at = now
-                self._tell(services.WatchEvent(statement=record.envelope))
+                self._send_to_watchers(services.WatchEvent(statement=record.envelope))
             self._told[peer] = at, record.body
         self._told = {peer: told for peer, told in self._told.items() if peer in members}
 

@@ -248,9 +248,9 @@ class SharedLog:
                     raise UnreadableError(str(error)) from error
                 if rows is not None:
                     self._whole = self._shared_before = True
-                    await self._take(rows)
+                    await self._apply_rows(rows)
 
-    async def _take(self, rows: Sequence[log_pb2.LogRow]) -> None:
+    async def _apply_rows(self, rows: Sequence[log_pb2.LogRow]) -> None:
         for row in rows:
             if row.kind == COMMIT:
                 await self._learn(row.envelope)

@@ -220,7 +220,7 @@ async def _open_storage(settings: NodeSettings, daemon: Daemon, run: OpenRun) ->
     run_data = open_run_data(chain, downloader, shards=run.shards)
     corpus = CorpusStore(run.data, bool(settings.data), fetching_into(run.data))
     relay_store = await asyncio.to_thread(open_relay_store, place, home, chain)
-    relays = find_relays(place, home, chain, settings.upload_copies, _lead(settings))
+    relays = find_relays(place, home, chain, settings.upload_copies, _lead_host(settings))
     place.blobs.serve(replace(place.blobs.run, keeper=relay_store))
     return Storage(run_data, corpus, fetching_into, own_shards, relay_store, relays)
 
@@ -233,7 +233,7 @@ def _open_shards(shards: Shards, place: PeerRuntime, chain: ChainFile) -> OwnSha
     return found
 
 
-def _lead(settings: NodeSettings) -> str:
+def _lead_host(settings: NodeSettings) -> str:
     """Return the peer id of our cluster's lead host; empty where we lead it."""
     return settings.cluster.lead.coordinator if settings.cluster else ""
 
@@ -253,7 +253,7 @@ async def _open_cluster(settings: NodeSettings, daemon: Daemon, run: OpenRun, st
     tasks, place, me = daemon.tasks, daemon.place, daemon.home.identity
     context = RunContext(me, run.chain, place.store, tasks)
     crew = ClusterProgress(tells_loss=run.account is None or not run.account.budget.bounds)
-    lead, account = _lead(settings), settings.account
+    lead, account = _lead_host(settings), settings.account
     state = member.start(run.chain.manifest, me.peer, run.chain.head, lead=lead, account=account)
     node = MemberDriver(context, state, run.own, crew, run.events)
     workplace = open_workplace(

@@ -66,10 +66,10 @@ class HolderSettings(PeerSettings):
 
 async def run_holder(settings: HolderSettings) -> None:
     """Run until SIGTERM or SIGINT. Raises LocalError if the run does not name this peer, and it has no archive either."""
-    await run_peer(settings, partial(_hold, settings))
+    await run_peer(settings, partial(_relay, settings))
 
 
-async def _hold(settings: HolderSettings, daemon: Daemon) -> None:
+async def _relay(settings: HolderSettings, daemon: Daemon) -> None:
     home, tasks, place, files = daemon.home, daemon.tasks, daemon.place, daemon.files
     coordinator = CoordinatorLink(settings.join, place.network.directory, place.channels)
     chain = await _open_chain(settings, daemon, coordinator)
@@ -252,7 +252,7 @@ class RelayDaemon:
                     raise error
             elif event.HasField("statement"):
                 try:
-                    await self._take(event.statement)
+                    await self._accept(event.statement)
                 except RemoteError as error:
                     log.warning("the coordinator sent an invalid message: %s", error)
 
@@ -260,7 +260,7 @@ class RelayDaemon:
         if self._announcement is not None:
             self._announcement.again()
 
-    async def _take(self, envelope: pb.Envelope) -> None:
+    async def _accept(self, envelope: pb.Envelope) -> None:
         run_id = self._chain.manifest.run_id
         if envelope.kind == pb.KIND_PEER_RECORD:
             self._directory.learn(open_envelope(envelope, run_id, (pb.KIND_PEER_RECORD,)))

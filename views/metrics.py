@@ -71,17 +71,17 @@ class RunMetrics(Collector):
         """Commits in a row that counted others and not `me`; None: none of either kind was seen."""
         self._losses: dict[str, float | None] = {"loss": None, "evaluation_loss": None}
         for number in range(max(0, self._next - LOOK_BACK), self._next):
-            self._look(number)
+            self._detail(number)
 
     def refresh(self) -> None:
         """Blocking: reads what was appended."""
         with self._refreshing:
             self._next = min(self._next, self._chain.length)  # the owner may have given up commits
-            while (detail := self._look(self._next)) is not None:
+            while (detail := self._detail(self._next)) is not None:
                 self._count(detail)
                 self._next += 1
 
-    def _look(self, number: int) -> dict[str, Any] | None:
+    def _detail(self, number: int) -> dict[str, Any] | None:
         text = self._chain.detail(number)
         if text is None:
             return None
@@ -114,11 +114,11 @@ class RunMetrics(Collector):
             since = max(0.0, time.time() - head.closed_at_ms / 1000)
             yield GaugeMetricFamily("dilocox_round_open_seconds", "Seconds since the open round was opened", value=since)
         yield GaugeMetricFamily("dilocox_roster_clusters", "Clusters on the open round's roster", value=len(head.roster))
-        yield from self._told()
+        yield from self._event_metrics()
         yield from self._of_rounds()
         yield from self._of_machine()
 
-    def _told(self) -> Iterable[Metric]:
+    def _event_metrics(self) -> Iterable[Metric]:
         happened = CounterMetricFamily("dilocox_events", "Events, by kind", labels=["kind"])
         for kind in sorted(each.kind for each in Event.__subclasses__()):
             happened.add_metric([kind], self._events.kinds[kind])

@@ -115,7 +115,7 @@ def up(
     budget = {"private_epsilon": private_epsilon, "private_delta": private_delta, "private_clip": private_clip}
     PrivateOptions(private=next(iter(private), None), **budget).settings(devices, boxes > 1)
     devices = devices or (2 if private_epsilon is None else 1)
-    options = ["--threads", "1", *_said(devices=devices, upload=upload, **budget)]
+    options = ["--threads", "1", *_as_options(devices=devices, upload=upload, **budget)]
     testnet = Testnet.create(folder, run, key, nodes, options, place, boxes, _lines(lan, wan, boxes), private)
     signal.signal(signal.SIGTERM, _interrupt)
     if detach:
@@ -147,7 +147,7 @@ def _leave_running(testnet: Testnet) -> None:
         raise
 
 
-def _said(**options: Any) -> list[str]:
+def _as_options(**options: Any) -> list[str]:
     """Return options of `dilocox node`, without those that are None."""
     found = ((f"--{name.replace('_', '-')}", str(value)) for name, value in options.items() if value is not None)
     return [word for pair in found for word in pair]

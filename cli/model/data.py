@@ -107,7 +107,7 @@ def build_corpus(
     files = _find(sources, only_records=chat)
     with working(name, sum(path.stat().st_size for path in files), bytes=True) as bar:
         digest, corpus = build(folder, files, encoder, field, held_out_every, bar.more)
-    _tell(folder, digest, corpus, as_json)
+    _print_corpus(folder, digest, corpus, as_json)
     for name_of_fate, why in encoder.reasons.items() if isinstance(encoder, ChatEncoder) else ():
         errors.print(shown(f"{FATES[name_of_fate]}; the first: {why}"), highlight=False, soft_wrap=True)
     errors.print(
@@ -158,7 +158,7 @@ def show(
     digest = last_built(folder)
     with working("reading and checking every file"):
         corpus = check_whole(BlobStore(folder), digest)
-    _tell(folder, digest, corpus, as_json)
+    _print_corpus(folder, digest, corpus, as_json)
 
 
 @app.command("free")
@@ -202,7 +202,7 @@ def _find(sources: list[str], only_records: bool = False) -> list[Path]:
     return files
 
 
-def _tell(folder: Path, digest: bytes, corpus: Corpus, as_json: bool) -> None:
+def _print_corpus(folder: Path, digest: bytes, corpus: Corpus, as_json: bool) -> None:
     held_out = sum(shard.tokens for shard in corpus.held_out)
     if as_json:
         facts = corpus.model_dump(mode="json") | {"tokens": corpus.tokens, "held_out_tokens": held_out}

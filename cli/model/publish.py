@@ -158,7 +158,7 @@ async def _publish(run: Followed, url: str, every: int, folders: Folders, adapte
                 continue
             run.done(newest)
             published.add(newest)
-            _tell(place.url, newest, as_json)
+            _print_published(place.url, newest, as_json)
         elif finished and not newest:
             fail(f"{run.path.parent} contains no complete state of the run", Exit.USAGE, run.nothing)
         elif finished:
@@ -172,7 +172,7 @@ def _write(path: Path, round: int, folders: Folders, adapter: bool, folder: Path
         write_held(folder, path, round, folders, bar, adapter=adapter)
 
 
-def _tell(url: str, round: int, as_json: bool) -> None:
+def _print_published(url: str, round: int, as_json: bool) -> None:
     if as_json:
         print_json({"place": url, "round": round})
     else:

@@ -197,10 +197,10 @@ class Auditor:
         try:
             found = await self._find(duty)
         except (LocalError, OSError) as error:
-            self._tell(audit, "nothing", str(error))
+            self._report(audit, "nothing", str(error))
         else:
             self._us.feed(Audited(audit, found))
-            self._tell(
+            self._report(
                 audit, audit_rules.verdict_name(found.verdict), f"distance {found.distance:.2g}" if found.distance else ""
             )
         finally:
@@ -211,7 +211,7 @@ class Auditor:
                     del self._wanted[digest]
                     self._place.states.remove(digest)
 
-    def _tell(self, audit: Audit, found: str, why: str) -> None:
+    def _report(self, audit: Audit, found: str, why: str) -> None:
         self._us.emit(events.Audited(audit.round, audit.cluster, found, why))
 
     async def _before(self, round: int, work: Coroutine[Any, Any, T]) -> T | None:

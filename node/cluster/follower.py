@@ -114,7 +114,7 @@ class Follower:
     async def _follow(self, stub: Any, backoff: Backoff) -> None:
         """Follow until the stream breaks, or the lead host is silent: then stop its worker group here."""
         self._outgoing, self._ended = asyncio.Queue(), 0
-        self._say(hello=self._line.hello)
+        self._send(hello=self._line.hello)
         silence = Silence()
         call = stub.Follow(self._events())
 
@@ -141,13 +141,13 @@ class Follower:
         while True:
             yield await self._outgoing.get()
 
-    def _say(self, **event: Any) -> None:
+    def _send(self, **event: Any) -> None:
         self._outgoing.put_nowait(boxes.BoxEvent(**event))
 
     async def _beat(self) -> None:
         """Waits for no thread: those may all be hashing."""
         while True:
-            self._say(alive=boxes.BoxAlive(ticks=self._ticks, serves=self._own.serves_its_own()))
+            self._send(alive=boxes.BoxAlive(ticks=self._ticks, serves=self._own.serves_its_own()))
             await asyncio.sleep(ALIVE_SECONDS)
 
     async def _count(self) -> None:
@@ -210,7 +210,7 @@ class Follower:
                     await forwarding
         finally:
             meeting.close()
-            self._say(ended=launch.generation)
+            self._send(ended=launch.generation)
         if launch.generation > self._ended:  # no command stopped them
             await asyncio.to_thread(probe, self._store.folder)  # a full disk is not the workers' fault
 
@@ -253,7 +253,7 @@ class Follower:
             self._pass_on(launch, rank, event)
 
     def _pass_on(self, launch: boxes.LaunchBox, rank: int, event: worker.WorkerEvent) -> None:
-        self._say(said=boxes.WorkerSaid(generation=launch.generation, rank=rank, event=event))
+        self._send(said=boxes.WorkerSaid(generation=launch.generation, rank=rank, event=event))
 
     async def _ready(self, ready: boxes.ClusterReady) -> None:
         """Store the list of a state's stages beside this host's stages: it tells joiners what they may request."""
@@ -284,7 +284,7 @@ class Follower:
             answer.reason, answer.detail = error.reason, error.detail
         finally:
             self._asks.pop(ask.number, None)
-        self._say(answer=answer)
+        self._send(answer=answer)
 
     async def _prepare(self, start: worker.Start) -> tuple[worker.Start, list[worker.Apply]]:
         """Return the start with all it needs, and the commits that it replays. They come from this host's chain."""

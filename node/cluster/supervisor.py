@@ -134,7 +134,7 @@ class WorkerSupervisor:
         self._ending, self._failed = why, failed
         self._team.end_generation()
 
-    def _hear(self, fact: member_io.Input) -> None:
+    def _feed(self, fact: member_io.Input) -> None:
         """Feed a report to the member machine, unless the worker group was stopped."""
         if not self._ending:
             self._member.feed(fact)
@@ -195,9 +195,9 @@ class WorkerSupervisor:
                 case "rechecked":
                     if (digests := self._crew.rechecked(rank, event.rechecked)) is not None:
                         root = await asyncio.to_thread(self._store.put, [state_blob(digests)])
-                        self._hear(member_io.Rechecked(event.rechecked.round, root))
+                        self._feed(member_io.Rechecked(event.rechecked.round, root))
                 case "scored":
-                    self._hear(scored(event.scored))
+                    self._feed(scored(event.scored))
                 case "failed":
                     log.error("a stage worker failed: %s", event.failed)
                     self._end_generation(event.failed)
@@ -228,7 +228,7 @@ class WorkerSupervisor:
             counted = {item.cluster for item in taken(applied.body)}
             mine = self._me in counted
             self._member.emit(events.CommitApplied(ready.round - 1, mine, len(counted), ready.applied_at_step, root.hex()[:12]))
-        self._hear(member_io.StateReady(ready.round, root, ready.evaluation_loss))
+        self._feed(member_io.StateReady(ready.round, root, ready.evaluation_loss))
         await self._keeping.retain()
 
     async def _enter_what_was_kept(self, hello: worker.Hello) -> None:
@@ -265,7 +265,7 @@ class WorkerSupervisor:
             )
             return
         if self._team.serves_its_own():
-            self._hear(ended)
+            self._feed(ended)
             if not self._ending and self._team.regroups():  # what it made is announced
                 self._end_generation("another host joined this cluster", failed=False)
         else:
@@ -274,7 +274,7 @@ class WorkerSupervisor:
     async def _contribute_by_holders(self, ended: member_io.PhaseEnded, payloads: Sequence[worker.StagePayload]) -> None:
         """Contribute for a cluster with unreachable hosts: upload the payloads to relays, then announce them."""
         try:
-            self._hear(replace(ended, holders=await self._team.held(ended.leaves, payloads)))
+            self._feed(replace(ended, holders=await self._team.held(ended.leaves, payloads)))
         except RemoteError as error:  # the box that went takes its generation along; the next announces the phase again
             log.warning("round %d: no relay stores this node's payloads: %s", ended.round, error)
 
@@ -298,7 +298,7 @@ class WorkerSupervisor:
                 await self._grew.wait()
             elif commit.body.closing:
                 return
-            elif (apply := await self._take(commit)) is None:
+            elif (apply := await self._await_apply(commit)) is None:
                 self._end_generation(
                     f"no peer serves the payloads that round {commit.body.round} counted, and the run has continued",
                     failed=False,
@@ -308,7 +308,7 @@ class WorkerSupervisor:
                 self._team.apply(self._fed, apply)
                 self._fed += 1
 
-    async def _take(self, commit: Statement[pb.Commit]) -> worker.Apply | None:
+    async def _await_apply(self, commit: Statement[pb.Commit]) -> worker.Apply | None:
         """Return what a commit counts, as soon as a peer serves it; None if none does, and a later agreed state replaces
         it."""
         clock = asyncio.get_running_loop().time

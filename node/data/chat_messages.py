@@ -45,7 +45,7 @@ def tools_of(record: Any) -> list[Any]:
             raise ConfigError(f"its tools are not JSON: {error}") from error
     if tools and not (isinstance(tools, list) and all(isinstance(each, dict) for each in tools)):
         raise ConfigError("its tools are not a list of objects")
-    return [_told(each) for each in tools or ()]
+    return [_canonical(each) for each in tools or ()]
 
 
 def _turns(said: Any, role: str) -> list[Any]:
@@ -61,7 +61,7 @@ def _message(said: Any) -> dict[str, Any]:
         content = _joined(content)
     if not isinstance(content, str) and not (content is None and calls):
         raise ConfigError("a message is not {role, content} with two texts")
-    message = {str(key): _told(value) for key, value in said.items() if value is not None}
+    message = {str(key): _canonical(value) for key, value in said.items() if value is not None}
     return {**message, "content": None if content is None else sound(content)}
 
 
@@ -100,7 +100,7 @@ def _parsed(call: Any) -> Any:
         arguments = json.loads(call["arguments"])
     except (KeyError, TypeError, ValueError, RecursionError):
         return call
-    return {**call, "arguments": _told(arguments)} if isinstance(arguments, dict) else call
+    return {**call, "arguments": _canonical(arguments)} if isinstance(arguments, dict) else call
 
 
 def texts_in(said: Any) -> Iterator[str]:
@@ -116,16 +116,16 @@ def texts_in(said: Any) -> Iterator[str]:
             yield from texts_in(each)
 
 
-def _told(said: Any) -> Any:
+def _canonical(said: Any) -> Any:
     """Return the same, of what a tokenizer and a digest can be made of: half a surrogate pair is no character, a date is a text."""
     match said:
         case str():
             return sound(said)
         case dict():
-            return {_told(str(key)): _told(value) for key, value in said.items()}
+            return {_canonical(str(key)): _canonical(value) for key, value in said.items()}
         case list() | tuple():
-            return [_told(value) for value in said]
+            return [_canonical(value) for value in said]
         case bool() | int() | float() | None:
             return said
         case _:
-            return _told(str(said))
+            return _canonical(str(said))

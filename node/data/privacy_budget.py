@@ -156,7 +156,7 @@ class Account:
             return
         if not self.noise:
             self.noise = self._kept.noise[self._run] = noise
-            self._keep()
+            self._write()
         self.room = self.fits(self.noise, phase)
 
     def _least(self, steps: int) -> float:
@@ -197,7 +197,7 @@ class Account:
         if work.hex() not in self._kept.entered:
             self._kept.steps = _merged([*self._kept.steps, self._taken(noise, steps)])
             self._kept.entered = [*self._kept.entered, work.hex()][-ENTERED:]
-            self._keep()
+            self._write()
             self.spent = self._epsilon(self._kept.steps)
         within = self.spent <= self.budget.epsilon
         self.room = within and self.fits(self.noise, steps)
@@ -208,7 +208,7 @@ class Account:
         """Return whether the corpus has a bound that was never exceeded."""
         return bool(self._kept.noise) and self.spent < math.inf
 
-    def _keep(self) -> None:
+    def _write(self) -> None:
         write_atomically(self._path, self._file.model_dump_json(indent=1).encode())
 
     @property

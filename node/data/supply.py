@@ -145,7 +145,7 @@ class Supply:
                 why = (
                     f"the run's data need {-left / 1e6:,.0f} MB more than the {free / 1e6:,.0f} MB free in {self._store.folder}"
                 )
-                self._say(why, "free some space, or use another --home")
+                self._report_wait(why, "free some space, or use another --home")
                 return fitting
             fitting.append(shard)
         self._warned = False
@@ -168,18 +168,18 @@ class Supply:
                 while not fetching.done():
                     held = self._there + self._downloader.statistics().held
                     progress = f": {held / 1e6:,.1f} of {self._total / 1e6:,.1f} MB" if self._total else ""
-                    self._say(f"fetching the run's data{progress}")
+                    self._report_wait(f"fetching the run's data{progress}")
                     await asyncio.wait({fetching}, timeout=LOOK_SECONDS)
                 return await fetching
             except RemoteError as error:
                 warn("cannot fetch the run's data yet: %s", error)
                 warn = log.debug
-                self._say(f"no peer serves the run's data yet ({error.detail}); retrying")
+                self._report_wait(f"no peer serves the run's data yet ({error.detail}); retrying")
                 await asyncio.sleep(RETRY_SECONDS)
             finally:
                 fetching.cancel()
 
-    def _say(self, why: str, todo: str = "") -> None:
+    def _report_wait(self, why: str, todo: str = "") -> None:
         """Report while workers cannot start without it; later they report their own waits, and the log has the reason."""
         if not self._begun:
             self._tell(Status("synchronising", why, todo))

@@ -126,17 +126,17 @@ class ParticipationSchedule:
     async def pause(self, at_once: bool) -> str:
         """Take no part until `resume`, also where this node was to leave; a sentence for who asked. Raises LocalError where that is
         not ours to say."""
-        self._ours("pauses")
+        self._require_lead_host("pauses")
         self._going = False
         await asyncio.to_thread(write_atomically, self._marker, b"")
         await self.look()
         if at_once:
             self._machine.feed(member_io.LeaveRun())
-        return self._said("pauses")
+        return self._answer("pauses")
 
     async def resume(self) -> str:
         """Resume, and return as `pause` does."""
-        self._ours("resumes")
+        self._require_lead_host("resumes")
         self._going = False
         await asyncio.to_thread(self._marker.unlink, missing_ok=True)
         await self.look()
@@ -151,15 +151,15 @@ class ParticipationSchedule:
         self._machine.feed(member_io.LeaveRun(finishing=not at_once))
         if at_once or finished or self._machine.state.lead:  # of a finished run there is no roster to leave
             self._tasks.stop()
-        return self._said("leaves")
+        return self._answer("leaves")
 
-    def _ours(self, does: str) -> None:
+    def _require_lead_host(self, does: str) -> None:
         if self._machine.state.lead:
             raise LocalError(
                 f"this host belongs to a cluster, which its lead host {does}: run the command there, or `dilocox leave` here"
             )
 
-    def _said(self, does: str) -> str:
+    def _answer(self, does: str) -> str:
         state = self._machine.state
         head, least = state.head, state.manifest.rounds.min_clusters
         alone = state.on_roster and not head.finished and len(head.roster) <= least

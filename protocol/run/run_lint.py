@@ -160,7 +160,7 @@ def _rounds(manifest: Manifest) -> Iterator[Finding]:
             f"{rounds.synchronous_rounds:,} of {rounds.count:,} rounds: no round ever overlaps",
             'set overlap = "none" if this is intended',
         )
-    if rounds.overlap != "rebase" and _said(rounds, "lead_weight"):
+    if rounds.overlap != "rebase" and _is_set(rounds, "lead_weight"):
         yield _idle("rounds.lead_weight", f"with overlap {rounds.overlap}")
     for key, every in (("rounds.snapshot_every", rounds.snapshot_every), ("rounds.evaluate_every", rounds.evaluate_every)):
         if every > rounds.count:
@@ -191,7 +191,7 @@ def _attestation(manifest: Manifest) -> Iterator[Finding]:
         )
 
 
-def _said(section: BaseModel, key: str) -> bool:
+def _is_set(section: BaseModel, key: str) -> bool:
     """Whether it is another value than the default: a manifest that arrived has every default written out."""
     return bool(getattr(section, key) != type(section).model_fields[key].default)
 

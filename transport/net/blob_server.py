@@ -228,12 +228,12 @@ class PeerService(rpc.PeerServicer):
     async def Push(self, request_iterator: AsyncIterator[services.PushRequest], context: Context) -> pb.Envelope:
         async with self._turn(context) as caller:
             try:
-                return await self._keep(caller, request_iterator)
+                return await self._receive_push(caller, request_iterator)
             except (TimeoutError, StopAsyncIteration) as error:
                 raise RemoteError(pb.REASON_UNAVAILABLE, "the upload stopped") from error
         raise AssertionError  # what `_turn` catches ends the call
 
-    async def _keep(self, author: str, parts: AsyncIterator[services.PushRequest]) -> pb.Envelope:
+    async def _receive_push(self, author: str, parts: AsyncIterator[services.PushRequest]) -> pb.Envelope:
         """Raises RemoteError where the blob is not kept, or is not what was announced."""
         async with asyncio.timeout(GRACE_SECONDS):
             what = (await anext(parts)).index
@@ -292,7 +292,7 @@ class PeerService(rpc.PeerServicer):
         except RemoteError as error:
             await context.abort(_CODES.get(error.reason, grpc.StatusCode.UNAUTHENTICATED), error.detail)
 
-    def _holds(self, digest: bytes) -> BlobStore:
+    def _store_with(self, digest: bytes) -> BlobStore:
         """Return the store that contains the blob. Blocking. Raises RemoteError if none does."""
         if len(digest) == 32:
             if self._store.sound(digest):
@@ -304,7 +304,7 @@ class PeerService(rpc.PeerServicer):
 
     async def _serve(self, request: services.FetchRequest, context: Context) -> None:
         """Raises RemoteError when the blob is not here."""
-        store = await asyncio.to_thread(self._holds, request.digest)
+        store = await asyncio.to_thread(self._store_with, request.digest)
         hashes = await asyncio.to_thread(store.index, request.digest)
         size = store.size(request.digest)
         await send(context, services.FetchReply(index=services.BlobIndex(size=size, chunk_hashes=hashes)))

@@ -151,21 +151,21 @@ class Notifier:
         async for page in self._events.follow(self._newest if begin is None else begin):
             for happened in page:
                 if happened.kind in NOTABLE:
-                    await self._look(happened)
+                    await self._receive(happened)
             for count, newest in [kept for kind, kept in self._kept_back.items() if self._clock() >= self._again[kind]]:
-                await self._tell(newest, count - 1)  # the newest event is the true state
+                await self._notify(newest, count - 1)  # the newest event is the true state
             if page:
                 await asyncio.to_thread(write_atomically, self._path, str(page[-1].id).encode())
 
-    async def _look(self, happened: Happened) -> None:
+    async def _receive(self, happened: Happened) -> None:
         now, kind = self._clock(), happened.kind
         before, _ = self._kept_back.get(kind, (0, happened))
         if now < self._again.get(kind, now):
             self._kept_back[kind] = before + 1, happened
         else:
-            await self._tell(happened, before)
+            await self._notify(happened, before)
 
-    async def _tell(self, happened: Happened, before: int) -> None:
+    async def _notify(self, happened: Happened, before: int) -> None:
         """`before`: as many of its kind were kept back."""
         kind = happened.kind
         self._again[kind] = self._clock() + AGAIN_SECONDS

@@ -101,7 +101,7 @@ async def restart_when_writable(
             log.warning("%s: waiting for free space in %s (%s)", what, folder, error)
         pause = FIRST_LOOK_SECONDS if lived > LONGEST_LOOK_SECONDS else min(LONGEST_LOOK_SECONDS, 2 * pause)
         async with waiting(f"{what}: waiting for free space in {folder}"):
-            while not await _told(stopped, pause) and not await asyncio.to_thread(_has_room, folder):
+            while not await _is_set_within(stopped, pause) and not await asyncio.to_thread(_has_room, folder):
                 pass
 
 
@@ -114,7 +114,7 @@ def _has_room(folder: Path) -> bool:
     return True
 
 
-async def _told(event: asyncio.Event, seconds: float) -> bool:
+async def _is_set_within(event: asyncio.Event, seconds: float) -> bool:
     """Whether it was set within this time."""
     try:
         async with asyncio.timeout(seconds):

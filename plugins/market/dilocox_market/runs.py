@@ -65,7 +65,7 @@ def runs(
         jobs = asyncio.run(_jobs(market or (), seconds))
         found = [_seat(job, here) for job in bar.each("checking this machine", jobs, len(jobs))]
     if as_json:
-        print_json([_told(seat) for seat in found])
+        print_json([_seat_view(seat) for seat in found])
         return
     rows = [_row(seat) for seat in sorted(found, key=lambda seat: bool(seat.why))]
     print_table(["run", "model", "rounds", "admits", "pays", "fits"], rows)
@@ -99,6 +99,6 @@ def _row(seat: Seat) -> list[str]:
     ]
 
 
-def _told(seat: Seat) -> dict[str, Any]:
+def _seat_view(seat: Seat) -> dict[str, Any]:
     findings = [{"level": each.level.value, "about": each.about, "says": each.says, "do": each.do} for each in seat.findings]
     return {"link": seat.link, "run": seat.manifest.run.name, "fits": not seat.why, "findings": findings}
