@@ -183,12 +183,12 @@ async def _live(
 async def _open_run(daemon: Daemon, compute: ComputeState) -> tuple[ChainFile, pb.Envelope]:
     """Return the chain and the signed manifest, where we sign the run's commits. Raises LocalError where another does."""
     manifest = daemon.settings.manifest
-    daemon.door.tell("reading the chain")
+    daemon.door.show_wait("reading the chain")
     chain = await asyncio.to_thread(ChainFile, daemon.folder / "chain.db", manifest, views.describe)
     daemon.closing.callback(chain.close)
     signed = await asyncio.to_thread(_take_office, daemon.settings, daemon.home, chain)
     if not chain.length and manifest.model.seed_state is not None:  # else the first commit's clusters made it
-        daemon.door.tell("computing the initial state")
+        daemon.door.show_wait("computing the initial state")
         await verify_initial_state(manifest.model, compute, daemon.tasks, daemon.closing)
     return chain, signed
 
@@ -241,7 +241,7 @@ async def _serve_as_leader(
         desk,
         daemon.tasks,
         daemon.closing,
-        partial(daemon.door.tell, stands_by=True),
+        partial(daemon.door.show_wait, stands_by=True),
         tell_link,
         shared_before,
     )

@@ -72,7 +72,7 @@ class Leadership:
     def open(self, service: CoordinatorService) -> None:
         """Serve, and answer the peers that wait for a leader."""
         self.desk.serve(service)
-        self.election.lead()
+        self.election.start_leading()
 
 
 async def lead_alone(home: DataDirectory, chain: ChainFile, network: Network, desk: CoordinatorFrontend) -> Leadership:

@@ -190,7 +190,7 @@ class SharedLog:
     def _my_place(self) -> str:
         return self._key(f"places/{self._me.certificate[:16]}")
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Read which coordinator leads, and the addresses of all. Raises StoreError."""
         leaders = await self._store.read(self._key("leader"), self._key("leader0"), 1)
         try:
@@ -288,7 +288,7 @@ class SharedLog:
     async def stand(self) -> bool:
         """Follow, and try to lead if no coordinator does. Return whether this one leads now, after reading everything
         written before. Raises what `follow` raises."""
-        await self.look()
+        await self.refresh()
         await self.follow()
         if self.leader is not None:
             return False
@@ -377,7 +377,7 @@ class SharedLog:
             try:
                 if not await self._store.keep(self._lease):
                     raise DeposedError("this leader's lease expired: the store received no renewal in time")
-                await self.look()
+                await self.refresh()
                 silent = False
             except StoreError as error:
                 if not silent:

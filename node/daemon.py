@@ -140,18 +140,18 @@ async def _open_run(settings: NodeSettings, daemon: Daemon) -> OpenRun:
     if settings.interface and (warning := exposed(settings.interface, address_on(settings.interface))):
         log.warning("%s", warning)
     coordinator = CoordinatorLink(settings.join, place.network.directory, place.channels)
-    manifest, appointment = await tasks.race(coordinator.run(place.door.tell))
+    manifest, appointment = await tasks.race(coordinator.run(place.door.show_wait))
     shards = await asyncio.to_thread(find_shards, manifest)
     if settings.account and manifest.settlement is None:
         raise ConfigError("remove --account: this run has no settlement and pays no account")
     if settings.boxes == 1 and settings.cluster is None:
         await asyncio.to_thread(warn_of_room, manifest, home.folder, devices, shards)
     own_text = await asyncio.to_thread(open_private_data, settings, home.folder, manifest)
-    place.door.tell(f"checking the run's data in {settings.data.get(manifest.data.name, home.folder / 'data')}")
+    place.door.show_wait(f"checking the run's data in {settings.data.get(manifest.data.name, home.folder / 'data')}")
     data = await asyncio.to_thread(_open_data, settings, home, manifest)
     # The folder that an operator named is not for peers, unless they find it with the coordinator.
     keep_manifest(place, manifest, () if settings.data else [ExposedCorpus(data, bytes.fromhex(manifest.data.digest))])
-    place.door.tell("reading the chain")
+    place.door.show_wait("reading the chain")
     pool = worker_pool(settings, machine, home, place, data, own_text)
     daemon.closing.push_async_callback(pool.close)
     await pool.open()
@@ -272,7 +272,7 @@ async def _open_cluster(settings: NodeSettings, daemon: Daemon, run: OpenRun, st
     participant = Participant(context, node, employment.workers, run.coordinator, directory, run.own, traffic)
     node.resume()
     attendance = ParticipationSchedule(node, employment.workers, tasks, place.folder, settings.hours, run.account)
-    await attendance.look()
+    await attendance.update()
     return OpenCluster(node, employment, participant, attendance)
 
 
@@ -314,7 +314,7 @@ def _loops(
     return {
         "watch": participant.watch(),
         "offer": participant.offer(),
-        "hours": attendance.keep(),
+        "hours": attendance.update_forever(),
         "attendance": attendance.follow(),
         "supervise": _train(supply, participant, attendance, tasks, run.own_text),
         "beat": participant.beat(),
@@ -353,8 +353,8 @@ def warn_of_room(manifest: Manifest, home: Path, devices: int | None, shards: Sh
 
 async def _take_weights(folder: Path, place: PeerRuntime, home: DataDirectory, manifest: Manifest) -> None:
     """The run's imported ones, from a Hugging Face folder."""
-    place.door.tell(f"importing the run's weights from {folder}")
-    await import_weights(manifest.model, place.folder / MANIFEST, folder, place.store, home.folder, place.door.tell)
+    place.door.show_wait(f"importing the run's weights from {folder}")
+    await import_weights(manifest.model, place.folder / MANIFEST, folder, place.store, home.folder, place.door.show_wait)
 
 
 def _open_data(settings: NodeSettings, home: DataDirectory, manifest: Manifest) -> BlobStore:

@@ -108,15 +108,15 @@ async def _relay(settings: HolderSettings, daemon: Daemon) -> None:
 async def _open_chain(settings: HolderSettings, daemon: Daemon, coordinator: CoordinatorLink) -> ChainFile:
     """Return the chain of the link's run, as its owner decided. Raises LocalError if the run has no place for this peer."""
     home, tasks, place, files = daemon.home, daemon.tasks, daemon.place, daemon.files
-    manifest, appointment = await tasks.race(coordinator.run(place.door.tell))
+    manifest, appointment = await tasks.race(coordinator.run(place.door.show_wait))
     _check_part(settings, manifest, home.identity.peer)
     keep_manifest(place, manifest)
-    place.door.tell("reading the chain")
+    place.door.show_wait("reading the chain")
     chain = await asyncio.to_thread(ChainFile, place.folder / "chain.db", manifest, views.describe)
     files.callback(chain.close)
     await tasks.race(follow_owner(chain, settings.join.coordinator, appointment, coordinator.commit))
     await asyncio.to_thread(check_forks, chain)
-    place.door.tell("scanning the stored blobs")
+    place.door.show_wait("scanning the stored blobs")
     open_chain(place, chain, tasks)
     return chain
 

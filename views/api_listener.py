@@ -91,10 +91,10 @@ class ApiListener:
 
     async def wait(self, says: str, advice: str = "") -> None:
         """Answer every request with what the daemon waits for. Raises OSError."""
-        self.tell(says, advice)
+        self.show_wait(says, advice)
         await self.show(self._waiting())
 
-    def tell(self, says: str, advice: str = "", stands_by: bool = False) -> None:
+    def show_wait(self, says: str, advice: str = "", stands_by: bool = False) -> None:
         """It waits for something else now. `stands_by`: and does what it should."""
         self.says, self.advice, self._stands_by = says, advice, stands_by
 
@@ -108,7 +108,7 @@ class ApiListener:
             log.warning("the API cannot answer while this daemon waits: %s", error)
         yield
         self._room = True
-        self.tell("it is restarting")
+        self.show_wait("it is restarting")
 
     async def close(self) -> None:
         for each in self._sockets:

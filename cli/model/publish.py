@@ -39,7 +39,7 @@ class Followed(Protocol):
     nothing: str
     """Advice for a run that ended without a state."""
 
-    def look(self) -> tuple[int, bool]:
+    def newest_state(self) -> tuple[int, bool]:
         """The newest state that is to be had, and whether the run has ended."""
 
     async def have(self, round: int) -> None:
@@ -66,7 +66,7 @@ class Held:
         with ChainFile.for_reading(path) as chain:
             self.manifest = chain.manifest
 
-    def look(self) -> tuple[int, bool]:
+    def newest_state(self) -> tuple[int, bool]:
         if (files := list(_files(self.path))) != self._files:
             with ChainFile.for_reading(self.path) as chain:
                 self._read(chain)
@@ -107,7 +107,7 @@ class Read:
         self.path, self.manifest = reader.chain.path, reader.manifest
         self._reader, self._folders, self._adapter = reader, folders, adapter
 
-    def look(self) -> tuple[int, bool]:
+    def newest_state(self) -> tuple[int, bool]:
         return max(self._reader.starts.agreed(), default=0), self._reader.chain.head.finished
 
     async def have(self, round: int) -> None:
@@ -143,13 +143,13 @@ async def _publish(run: Followed, url: str, every: int, folders: Folders, adapte
     place = await asyncio.to_thread(Snapshots, url, run.manifest.run_id)
     published = await asyncio.to_thread(place.published)
     while True:
-        newest, finished = run.look()
+        newest, finished = run.newest_state()
         if due(published, newest, every, finished):
             try:
                 await run.have(newest)
                 await asyncio.to_thread(place.publish, newest, partial(_write, run.path, newest, folders, adapter))
             except (FileNotFoundError, ConfigError, LocalError) as error:
-                if run.look()[0] != newest:
+                if run.newest_state()[0] != newest:
                     continue  # the run has advanced, and newer states exist
                 if not patient or isinstance(error, ConfigError):
                     raise

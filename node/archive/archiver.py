@@ -144,7 +144,7 @@ class Archiver:
         while True:
             self.grew.clear()
             try:
-                self.why = await self.look()
+                self.why = await self.archive_once()
             except RemoteError as error:
                 self.why = error.detail
             if self.why != said:
@@ -156,7 +156,7 @@ class Archiver:
             except TimeoutError:
                 pass
 
-    async def look(self) -> str:
+    async def archive_once(self) -> str:
         """Have what is missing; why something still is. Raises RemoteError where the archive cannot be used."""
         if self._archive is None:
             self._archive = await asyncio.to_thread(self._open)

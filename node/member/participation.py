@@ -100,14 +100,14 @@ class ParticipationSchedule:
 
     # Requests
 
-    async def keep(self) -> None:
-        """The machine knows what is wanted, for ever."""
+    async def update_forever(self) -> None:
+        """Update the member machine periodically: this node takes part, or pauses."""
         while True:
-            await self.look()
+            await self.update()
             await asyncio.sleep(LOOK_SECONDS)
 
-    async def look(self) -> None:
-        """The machine knows what is wanted now."""
+    async def update(self) -> None:
+        """Update the member machine: this node takes part, or pauses."""
         node = self._machine
         if self._going or node.state.lead:
             return
@@ -129,7 +129,7 @@ class ParticipationSchedule:
         self._require_lead_host("pauses")
         self._going = False
         await asyncio.to_thread(write_atomically, self._marker, b"")
-        await self.look()
+        await self.update()
         if at_once:
             self._machine.feed(member_io.LeaveRun())
         return self._answer("pauses")
@@ -139,7 +139,7 @@ class ParticipationSchedule:
         self._require_lead_host("resumes")
         self._going = False
         await asyncio.to_thread(self._marker.unlink, missing_ok=True)
-        await self.look()
+        await self.update()
         until = self._machine.pause
         return f"resumed; it does not train {until}" if until else "resumed: it claims a seat"
 

@@ -46,7 +46,7 @@ async def kept(folder: Path, rounds: int = 5, key: Path | None = None, **options
         archive = create_archive(str(place), table.run.run_id, key)
         archiver = archiving(table.run, archive, chain, store, every=1, **options)
         for _ in range(2):
-            assert await archiver.look() == ""
+            assert await archiver.archive_once() == ""
             await archiver.carrier.data([])
             archiver.has_data = True
         assert rounds + more - 1 in archiver.status()["snapshots"]
@@ -246,7 +246,7 @@ async def test_what_was_begun_and_nobody_serves_any_more_goes(tmp_path: Path):
     store.remove(last)
     chain = table.file(tmp_path / "one.db")
     archiver = archiving(table.run, archive, chain, store)
-    assert "the state before round 4 is not archived yet" in await archiver.look()
+    assert "the state before round 4 is not archived yet" in await archiver.archive_once()
     head = check_whole(archive, table.run, table.commits)
     assert head is not None
     assert head.coming is not None
@@ -258,7 +258,7 @@ async def test_what_was_begun_and_nobody_serves_any_more_goes(tmp_path: Path):
         store.remove(stage)
     chain = table.file(tmp_path / "two.db")
     again = archiving(table.run, create_archive(str(tmp_path / "archive"), table.run.run_id, None), chain, store)
-    assert "the state before round 8 is not archived yet" in await again.look()
+    assert "the state before round 8 is not archived yet" in await again.archive_once()
     fresh = open_archive(str(tmp_path / "archive"), None)
     head = check_whole(fresh, table.run, table.commits)
     assert head is not None
@@ -280,17 +280,17 @@ async def test_two_who_write_in_turns_both_say_so(tmp_path: Path):
         chain = table.file(tmp_path / f"{number}.db")
         two.append((archiving(table.run, archive, chain, store, every=1), chain))
     for archiver, _ in two:
-        assert "another process" not in await archiver.look(), "the second finds what may be its own of before"
+        assert "another process" not in await archiver.archive_once(), "the second finds what may be its own of before"
     for first, second in (two, two[::-1], two):
         table.train(1)
         for _, chain in two:
             for commit in table.commits[chain.length :]:
                 chain.append(commit.envelope)
-        await first[0].look()
-        assert "another process" in await second[0].look()
-        assert "another process" in await second[0].look(), "it stays so while the other only reads"
+        await first[0].archive_once()
+        assert "another process" in await second[0].archive_once()
+        assert "another process" in await second[0].archive_once(), "it stays so while the other only reads"
     for _ in range(ALONE_LOOKS):
-        said = await two[1][0].look()
+        said = await two[1][0].archive_once()
     assert "another process" not in said, "the other is gone"
     for _, chain in two:
         chain.close()
@@ -318,7 +318,7 @@ async def test_what_a_run_ends_with_is_kept_whatever_round_it_is(tmp_path: Path)
             table.train(more)
         chain = table.file(tmp_path / f"{more}.db")
         archiver = archiving(table.run, archive, chain, store, every=100)
-        assert await archiver.look() == ""
+        assert await archiver.archive_once() == ""
         assert archiver.status()["snapshots"] == snapshots
         assert chain.head.finished == (more is None)
         chain.close()
@@ -331,7 +331,7 @@ async def test_what_peers_do_not_serve_is_named(tmp_path: Path):
     store.remove(store.stage_digests(table.commits[4].body.state)[1])
     chain = table.file(tmp_path / "kept.db")
     archiver = archiving(table.run, create_archive(str(tmp_path / "archive"), table.run.run_id, None), chain, store)
-    assert await archiver.look() == "", "an older state is to be had"
+    assert await archiver.archive_once() == "", "an older state is to be had"
     assert archiver.status()["snapshots"] == [3]
     chain.close()
 

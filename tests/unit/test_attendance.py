@@ -118,7 +118,7 @@ def test_what_is_wanted():
 async def test_who_pauses_finishes_ends_its_workers_and_comes_back(tmp_path: Path, tasks: Tasks):
     node = Node()
     attendance = attending(node, tasks, tmp_path)
-    await attendance.look()
+    await attendance.update()
     tasks.start(attendance.work(), "work")
     await until(lambda: node.workers.running)
     assert await attendance.pause(False) == "it pauses when round 1 has its contribution and its vote"
@@ -140,7 +140,7 @@ async def test_a_pause_lasts_over_a_restart(tmp_path: Path, tasks: Tasks):
     await attending(Node(), tasks, tmp_path).pause(True)
     node = Node()
     node.state = member.start(node.table.run, identity(7).peer, node.table.head)
-    await attending(node, tasks, tmp_path).look()
+    await attending(node, tasks, tmp_path).update()
     assert node.status.name == "paused"
     assert member.parted(node.state), "it never had a seat, and says nothing"
 
@@ -156,14 +156,14 @@ async def test_now_gives_up_the_round(tmp_path: Path, tasks: Tasks):
 async def test_hours_begin_and_end(tmp_path: Path, tasks: Tasks):
     node, now = Node(), [MIDNIGHT]
     attendance = attending(node, tasks, tmp_path, NIGHT, clock=lambda: now[0])
-    await attendance.look()
+    await attendance.update()
     assert node.status.name == "training"
     now[0] = NOON
-    await attendance.look()
-    await attendance.look()
+    await attendance.update()
+    await attendance.update()
     assert node.status.name == "finishing"
     now[0] = MIDNIGHT  # the clock was set back in between
-    await attendance.look()
+    await attendance.update()
     assert node.status.name == "training"
     assert "until 22:00" in await at_noon(attendance, now)
 

@@ -169,7 +169,7 @@ async def test_who_asks_a_daemon_that_waits_hears_what_for(tmp_path: Path):
             facts = running_daemon(tmp_path)
             assert facts is not None
             assert (facts["role"], facts["api"], facts["port"], facts["name"]) == ("waiting", door.url, 7400, "attic")
-            door.tell("waiting for the coordinator at nowhere:1", "check the link")
+            door.show_wait("waiting for the coordinator at nowhere:1", "check the link")
             async with session.get(f"{door.url}/v1/status") as answer:
                 value = await answer.json()
             assert (value["state"], value["why"], value["health"]["well"]) == (
@@ -249,7 +249,7 @@ async def test_the_page_is_there_from_the_start_and_becomes_the_daemon_s(tmp_pat
             await tab.wait("document.getElementById('state')?.textContent === 'waiting for the coordinator at nowhere:1'")
             assert await tab.evaluate("document.getElementById('well').textContent") == "check the link"
             assert await tab.evaluate("document.querySelector('main').hidden")
-            door.tell("reading the chain")
+            door.show_wait("reading the chain")
             await tab.wait("document.getElementById('state').textContent === 'reading the chain'")
             assert not [error for error in tab.errors if "favicon" not in error]
     finally:

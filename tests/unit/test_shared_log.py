@@ -359,7 +359,7 @@ async def test_who_shared_its_rounds_before_does_not_trust_its_own_chain_in_an_e
     assert [place.name for place in two.log.places] == ["office 2"]
     three = await world.office(3, 2)
     assert not await three.log.stand(), "whose keys these are is there again"
-    await one.log.look()
+    await one.log.refresh()
     assert len(world.keys("places/")) == 3
 
 
@@ -392,7 +392,7 @@ async def test_a_place_that_no_coordinator_wrote_is_passed_over(world: World):
     said = world.store.items[mine].value
     for number, bad in enumerate((b"x", b"{}", said.replace(b"192.0.2.1:1", b"nowhere"))):
         await world.store.apply((), [Put(f"{mine[:-16]}{number:016x}", bad)])
-    await one.log.look()
+    await one.log.refresh()
     assert [place.address for place in one.log.places] == ["192.0.2.1:1"]
 
 
@@ -429,7 +429,7 @@ async def test_every_coordinator_knows_where_all_are(world: World):
     one = await world.leader(1)
     two = await world.office(2)
     for office in (one, two):
-        await office.log.look()
+        await office.log.refresh()
         assert [place.address for place in office.log.places] == ["192.0.2.1:1", "192.0.2.2:1"]
 
 

@@ -42,7 +42,7 @@ class Notice(Protocol):
     def name(self) -> str:
         """Return a name for logs, without a secret."""
 
-    async def tell(self, body: bytes) -> str:
+    async def deliver(self, body: bytes) -> str:
         """Within TELL_SECONDS; why it did not work, or nothing. Raises nothing."""
 
 
@@ -69,7 +69,7 @@ class Webhook(NamedTuple):
     def name(self) -> str:
         return f"the webhook at {urlsplit(self.url).hostname}"
 
-    async def tell(self, body: bytes) -> str:
+    async def deliver(self, body: bytes) -> str:
         return await _post_json(self.url, body)
 
 
@@ -81,7 +81,7 @@ class Command(NamedTuple):
     def name(self) -> str:
         return f"the command {Path(self.words[0]).name}"
 
-    async def tell(self, body: bytes) -> str:
+    async def deliver(self, body: bytes) -> str:
         nothing = asyncio.subprocess.DEVNULL
         try:
             running = await start_process(*self.words, stdin=asyncio.subprocess.PIPE, stdout=nothing, stderr=nothing)
@@ -174,5 +174,5 @@ class Notifier:
         if before:
             text = f"{text} (and {before} times before)"
         body = {"text": f"{self._about['name']}: {text}", **self._about, **happened.view()}
-        if why := await self._notice.tell(json.dumps(body).encode()):
+        if why := await self._notice.deliver(json.dumps(body).encode()):
             log.warning("could not notify %s of %s: %s", self._notice.name, kind, why)

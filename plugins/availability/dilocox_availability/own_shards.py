@@ -124,10 +124,10 @@ class Sharing:
     async def run(self) -> None:
         """Make shards until cancelled."""
         while True:
-            await in_thread(self.look)
+            await in_thread(self.update)
             await asyncio.sleep(LOOK_SECONDS)
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Make shards of blobs that are here, and delete those whose time is over. Blocking."""
         settings = self.manifest.availability
         assert settings is not None, "the run shares"

@@ -128,10 +128,10 @@ class Asker:
     async def run(self) -> None:
         """Probe until cancelled."""
         while True:
-            await self.look()
+            await self.probe_once()
             await asyncio.sleep(AGAIN_SECONDS)
 
-    async def look(self) -> None:
+    async def probe_once(self) -> None:
         """Probe the clusters that have shown nothing in this round yet, all at once, so that a slow one delays no other."""
         state = self._us.state
         if self._opened != state.head.digest:
