@@ -100,7 +100,7 @@ def slash(rpc: RpcOption, key: KeyOption, home: HomeOption = None, join: ReadOpt
             continue
         if contract.read("stakes", account):
             done.add(proof.account)
-            says = f"burn the stake of {account}: it signed two for round {proof.round}"
+            says = f"burn the stake of {account}: it signed two statements in round {proof.round}"
             act_on(contract, key, send, says, "slash", account, proof.digest)
     if not done:
         raise LocalError("the chain has no unpunished proof against an account with a stake")
