@@ -765,7 +765,7 @@ async def test_a_run_that_is_not_public_is_followed_by_who_is_admitted_only(tmp_
             assert (await anext(stream)).HasField("tip")
             await stream.aclose()
         else:
-            with pytest.raises(RemoteError, match="not public"):
+            with pytest.raises(RemoteError, match=r"^not-admitted: .*public"):
                 await anext(stream)
     service.chain.close()
 

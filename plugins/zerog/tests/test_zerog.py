@@ -138,7 +138,7 @@ def test_what_is_no_volume_is_refused(header: dict[str, Any], why: str):
     "data", [b"", b"dilocox-volume-1\n", b"something else entirely, of some length", b"dilocox-volume-1\n\xff\xff\xff\xff"]
 )
 def test_what_is_cut_short_or_too_large_is_refused(data: bytes):
-    with pytest.raises(RemoteError, match="volume"):
+    with pytest.raises(RemoteError, match=r"^malformed: .*volume"):
         read_header(io.BytesIO(data), len(data))
 
 
@@ -271,7 +271,7 @@ def test_what_a_killed_call_had_paid_for_is_not_paid_for_again(
 @pytest.mark.parametrize("names", [["a", "a/b"], ["a/b", "a"]])
 def test_a_volume_whose_names_are_a_file_s_and_a_folder_s_is_refused(names: list[str], tmp_path: Path):
     header = volume.Header(before=None, objects=[(name, 1) for name in names])
-    with pytest.raises(RemoteError, match="volume"):
+    with pytest.raises(RemoteError, match=r"^malformed: .*volume"):
         fill(io.BytesIO(b"xy"), header, tmp_path)
 
 
