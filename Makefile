@@ -10,7 +10,7 @@ setup: $(STAMP)
 
 # By version; with LOCK=deploy/ci-cpu.lock by hash, which is for one kind of machine.
 $(STAMP): pyproject.toml constraints.txt plugins/settlement/pyproject.toml plugins/zerog/pyproject.toml plugins/market/pyproject.toml plugins/etcd/pyproject.toml plugins/tee/pyproject.toml plugins/availability/pyproject.toml
-	@echo "installing what this needs into $(VENV): torch alone is 200 MB to fetch, so it takes some minutes the first time"
+	@echo "installing the dependencies into $(VENV): the first time takes some minutes, because torch alone is a download of 200 MB"
 	$(PYTHON) -m venv $(VENV)
 ifdef LOCK
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r $(LOCK)

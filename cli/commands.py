@@ -46,14 +46,14 @@ VERBS = {
 PANELS: dict[str, dict[str, str]] = {
     "Start": {
         "init": "Make a run file and the owner's key.",
-        "check": "Check a run and this machine before a start.",
+        "check": "Check a run file or a join link and this machine before a start.",
         "coordinator": "Serve a run: admit peers, close rounds, sign commits.",
         "node": "Join a run and train.",
         "testnet": "Try a swarm of real daemons on this machine.",
         "plan": "Estimate a run on given hardware and bandwidth.",
     },
     "Look": {
-        "status": "Answer on one screen, or live: reachable, in sync, in this round, counted?",
+        "status": "Show the state of a daemon once, or live: reachable, in sync, in this round, counted.",
         "peers": "List the peers of the run, or its stages.",
         "rounds": "List the rounds, or show and explain one.",
         "events": "Show events, oldest first.",
@@ -61,13 +61,13 @@ PANELS: dict[str, dict[str, str]] = {
         "attest": "Show and check hardware evidence.",
     },
     "Model": {
-        "data": "Build, show and free corpora.",
+        "data": "Build, list and delete corpora.",
         "export": "Write the committed model as a Hugging Face folder.",
         "generate": "Continue a text with the model.",
     },
     "Control": {
         "pause": "Pause until `dilocox resume`.",
-        "resume": "Take part again.",
+        "resume": "Resume training after `dilocox pause`.",
         "leave": "Finish the round, leave the roster, and end the daemon.",
         "relay": "Store payloads and states for peers that are not reachable.",
         "archive": "Store a run's chain, states and data in a folder or bucket.",

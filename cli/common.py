@@ -72,7 +72,7 @@ __all__ = [
 API_SECONDS = 10.0
 CODES = {Exit.UNEXPECTED: "ours", Exit.USAGE: "usage", Exit.NOT_RUNNING: "not-running"}
 """Error codes of exits that have no other."""
-ANOTHER_API = "the daemon's log says where its API is; --port and --dht-port are others"
+ANOTHER_API = "run `dilocox status` to see where its API is; its --port and --dht-port are other ports"
 
 # Off a terminal a table has a fixed width, for grep. No markup: output contains names that unknown peers chose.
 console = Console(width=None if sys.stdout.isatty() else 250, markup=False)
@@ -94,15 +94,17 @@ DhtOption = Annotated[
     typer.Option("--dht/--no-dht", help="Join the DHT, through which moved peers are found."),
 ]
 THIS_MACHINE = socket.gethostname()
-_JOIN = typer.Option("--join", help="The join link, or @FILE that holds it.")
+_JOIN = typer.Option("--join", help="The join link, or @FILE with it.")
 JoinOption = Annotated[str, _JOIN]
 MaybeJoinOption = Annotated[str | None, _JOIN]
 ReadOption = Annotated[
-    str | None, typer.Option("--join", metavar="LINK", help="Read from the run: its join link, or @FILE that holds it.")
+    str | None, typer.Option("--join", metavar="LINK", help="Read from the run: its join link, or @FILE with it.")
 ]
-NameOption = Annotated[str, typer.Option(callback=lambda text: _name(text), help="Name that people see.")]
+NameOption = Annotated[
+    str, typer.Option(callback=lambda text: _name(text), help="Display name of this peer (default: host name).")
+]
 HostOption = Annotated[
-    str, typer.Option(callback=lambda text: _reached_at(text), help="Address by which others reach this machine.")
+    str, typer.Option(callback=lambda text: _reached_at(text), help="Address by which other machines reach this one.")
 ]
 DEVICES = {"min": 1, "max": limits.STAGES}
 """Bounds of the devices of a host: each device runs at least one stage."""
@@ -123,12 +125,14 @@ NODE_PORTS = FirstPorts(7410, 7411, 7412)
 
 
 def _first(which: int) -> str:
-    return f"{COORDINATOR_PORTS[which]} of a coordinator, {NODE_PORTS[which]} of a node, any of others"
+    return f"{COORDINATOR_PORTS[which]} for a coordinator, {NODE_PORTS[which]} for a node, any for other daemons"
 
 
-PortOption = Annotated[int | None, typer.Option(**PORTS, help=f"gRPC port (default: the last one; first {_first(0)}; 0: any).")]
+PortOption = Annotated[
+    int | None, typer.Option(**PORTS, help=f"gRPC port (default: the one used last; at first {_first(0)}; 0: any).")
+]
 DhtPortOption = Annotated[
-    int | None, typer.Option(**PORTS, help=f"DHT port (default: the last one; first {_first(1)}; 0: any).")
+    int | None, typer.Option(**PORTS, help=f"DHT port (default: the one used last; at first {_first(1)}; 0: any).")
 ]
 ApiOption = Annotated[
     str | None,
@@ -145,15 +149,19 @@ DataOption = Annotated[
 ArchiveOption = Annotated[
     str | None,
     typer.Option(
-        "--archive", metavar="URL", help="The run's archive, for what no peer serves: a folder, or s3://BUCKET/PREFIX."
+        "--archive",
+        metavar="URL",
+        help="The run's archive, read where no peer serves the data: a folder, or s3://BUCKET/PREFIX.",
     ),
 ]
 ReadArchiveOption = Annotated[
     str | None,
-    typer.Option("--archive", metavar="URL", help="Read from the run's archive; beside --join for what no peer serves."),
+    typer.Option(
+        "--archive", metavar="URL", help="Read from the run's archive; with --join: only where no peer serves the data."
+    ),
 ]
 ArchiveKeyOption = Annotated[
-    Path | None, typer.Option("--archive-key", metavar="FILE", help="The key that the archive is sealed with.")
+    Path | None, typer.Option("--archive-key", metavar="FILE", help="File with the key that encrypts the archive.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -168,18 +176,20 @@ def _host(text: str) -> str:
     if "%" in bare:
         raise typer.BadParameter(f"{text!r} names an interface of this machine: pass a global address")
     if not HOST.fullmatch(bare):
-        raise typer.BadParameter(f"{text!r} is no host name and no address")
+        raise typer.BadParameter(f"{text!r} is not a host name and not an address")
     if ":" in bare:
         try:
             return str(ipaddress.IPv6Address(bare))
         except ValueError:
-            raise typer.BadParameter(f"{text!r} is no IPv6 address; the port is passed by --port") from None
+            raise typer.BadParameter(f"{text!r} is not an IPv6 address: pass the port with --port") from None
     return bare
 
 
 def _reached_at(text: str) -> str:
     if text in ("0.0.0.0", "::", "[::]"):
-        raise typer.BadParameter(f"{text} is no address that others can use: pass the one by which they reach this machine")
+        raise typer.BadParameter(
+            f"{text} is not an address that other machines can use: pass the one by which they reach this machine"
+        )
     return _host(text)
 
 
@@ -187,7 +197,7 @@ def _name(text: str) -> str:
     """Others refuse the record of who is called otherwise."""
     if len(text) > limits.TEXT_CHARACTERS or not text.isprintable():
         most = limits.TEXT_CHARACTERS
-        raise typer.BadParameter(f"{printable(text[:most])!r} is no name: up to {most} characters, all of which can be printed")
+        raise typer.BadParameter(f"{printable(text[:most])!r} is not a valid name: use up to {most} printable characters")
     return text
 
 
@@ -225,7 +235,7 @@ def read_link(text: str) -> JoinLink:
     try:
         return JoinLink.parse(read_named(Path(text[1:]), piped=True) if text.startswith("@") else text)
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the join link cannot be read: {error}") from error
+        raise ConfigError(f"cannot read the join link: {error}") from error
 
 
 def read_run_text(run_file: Path) -> str:
@@ -233,15 +243,15 @@ def read_run_text(run_file: Path) -> str:
     try:
         return read_named(run_file)
     except FileNotFoundError:
-        fail(f"no run file {run_file}", Exit.USAGE, f"make one: dilocox init {run_file}")
+        fail(f"no run file {run_file}", Exit.USAGE, f"run: dilocox init {run_file}")
     except (OSError, UnicodeDecodeError) as error:
-        fail(f"{run_file} cannot be read: {error}", Exit.USAGE, "a run file is UTF-8 text; `dilocox init` writes one")
+        fail(f"cannot read {run_file}: {error}", Exit.USAGE, "pass a run file in UTF-8, as `dilocox init` writes it")
 
 
 def beside(run_file: Path, ending: str) -> Path:
     """Return a file beside a run file with the same name, such as the owner's key. Raises ConfigError if there is none."""
     if not run_file.name:
-        raise ConfigError(f"{run_file} is a folder: name a file in it, such as {run_file / 'my-run.toml'}")
+        raise ConfigError(f"{run_file} is a folder: pass a file in it, such as {run_file / 'my-run.toml'}")
     return run_file.with_suffix(ending)
 
 
@@ -249,9 +259,7 @@ def check_place(file: Path, option: str = "") -> None:
     """Before the work whose outcome goes there. Raises ConfigError where no file can be written."""
     folder = file.absolute().parent
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK) or file.is_dir():
-        raise ConfigError(
-            f"{option}{file}: no file can be written there: name one in a folder that is there and that you may write to"
-        )
+        raise ConfigError(f"{option}{file}: cannot write a file there: pass one in an existing folder with write permission")
 
 
 def read_run(run_file: Path) -> "Manifest":
@@ -338,8 +346,12 @@ def find_daemon(home: Path | None) -> dict[str, Any]:
         return facts
     for folder in known_homes(home):
         if runs(folder):
-            fail(f"a daemon starts on {folder}, and does not answer yet", Exit.NOT_RUNNING, "its log says what it waits for")
-    place = f"on {home}" if home else f"under {base_folder()}"
+            fail(
+                f"the daemon of {folder} is starting and does not answer yet",
+                Exit.NOT_RUNNING,
+                "read its log for what it waits for",
+            )
+    place = f"for {home}" if home else f"under {base_folder()}"
     fail(f"no daemon runs {place}", Exit.NOT_RUNNING, do_about("not-running"))
 
 
@@ -350,11 +362,14 @@ def find_chain_files(home: Path | None) -> list[Path]:
             if len(chains) > 1:
                 last = chains[-1].parent.name
                 errors.print(
-                    f"{folder} holds {len(chains)} runs, the last is {last}", style="dim", highlight=False, soft_wrap=True
+                    f"{folder} contains {len(chains)} runs; this command reads the last: {last}",
+                    style="dim",
+                    highlight=False,
+                    soft_wrap=True,
                 )
             return chains
     place = f"under {home or base_folder()}"
-    fail(f"no commit chain {place}", Exit.USAGE, "name a daemon's --home")
+    fail(f"no commit chain {place}", Exit.USAGE, "pass --home with the folder of a daemon")
 
 
 def find_event_log(home: Path | None) -> Path:
@@ -363,7 +378,7 @@ def find_event_log(home: Path | None) -> Path:
         if logs := find_events(folder):
             return logs[-1]
     place = f"under {home or base_folder()}"
-    fail(f"no events {place}", Exit.USAGE, "name the --home of a node or a coordinator")
+    fail(f"no events {place}", Exit.USAGE, "pass --home with the folder of a node or a coordinator")
 
 
 def api_call(home: Path | None, path: str, method: str = "GET") -> Any:
@@ -386,7 +401,7 @@ def no_answer(url: str, error: OSError) -> NoReturn:
     """Report that nothing answers at a daemon's API, and exit. A daemon that accepts a call and then stays silent is
     reported as such."""
     why = getattr(error, "reason", error)
-    there = "it is there, and stands still or has too much to do: look at its log, and at what `ps` says of it"
+    there = "the process runs, but does not answer: read its log, and its state in `ps`"
     do = there if isinstance(error, TimeoutError) else do_about("not-running")
     fail(f"the daemon does not answer at {url}: {why}", Exit.NOT_RUNNING, do)
 
@@ -404,7 +419,7 @@ def refused(url: str, error: urllib.error.HTTPError) -> NoReturn:
 
 def stranger(url: str, why: str) -> NoReturn:
     """Say that something else answers where an API was named, and exit."""
-    fail(f"what answers at {url} is no daemon of ours: {why}", Exit.NOT_RUNNING, ANOTHER_API)
+    fail(f"the server at {url} is not a dilocox daemon: {why}", Exit.NOT_RUNNING, ANOTHER_API)
 
 
 def _operator(home: Path) -> dict[str, str]:
@@ -425,7 +440,7 @@ def archive_place(url: str | None, key: Path | None) -> "ArchivePlace | None":
 
     if url is None:
         if key is not None:
-            raise ConfigError("--archive-key goes with --archive URL")
+            raise ConfigError("use --archive-key only with --archive URL")
         return None
     open_storage(url)
     if key is not None:

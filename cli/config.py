@@ -25,7 +25,7 @@ SECRET: dict[str, Callable[[str], Any]] = {"notify": parse_notice}
 """Options whose value may contain a secret; only its public part is printed."""
 DAEMONS = ("node", "coordinator", "relay", "archive")
 
-app = typer.Typer(help="What a daemon is told, and by whom.", no_args_is_help=True)
+app = typer.Typer(help="Show the settings of a daemon, and where each comes from.", no_args_is_help=True)
 
 
 def _read(context: typer.Context, path: Path | None) -> Path | None:
@@ -35,13 +35,13 @@ def _read(context: typer.Context, path: Path | None) -> Path | None:
     try:
         values = tomllib.loads(read_named(path))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ConfigError(f"--config {path} cannot be read: {error}") from error
+        raise ConfigError(f"cannot read --config {path}: {error}") from error
     options = {name.lstrip("-"): each for each in context.command.params for name in each.opts}
     found: dict[str, Any] = {}
     for key, value in values.items():
         if key not in options:
             near = difflib.get_close_matches(key, options, 1)
-            raise ConfigError(f"{path}: there is no option {key}{f'; did you mean {near[0]}?' if near else ''}")
+            raise ConfigError(f"{path}: no option {key}{f'; did you mean {near[0]}?' if near else ''}")
         each: Any = options[key]
         found[each.name] = [value] if getattr(each, "multiple", False) and not isinstance(value, list) else value
     context.default_map = found
@@ -55,7 +55,7 @@ ConfigOption = Annotated[
         metavar="FILE",
         is_eager=True,
         callback=_read,
-        help='TOML with options by their names, such as hours = "22-06"; environment and flags win.',
+        help='TOML file with options by name, such as hours = "22-06"; environment and flags win.',
     ),
 ]
 
@@ -82,12 +82,12 @@ def _config() -> None:
 @app.command("show", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 def show(
     context: typer.Context,
-    verb: Annotated[str, typer.Argument(help=f"One of {', '.join(DAEMONS)}, and what you would say to it.")],
+    verb: Annotated[str, typer.Argument(help=f"One of {', '.join(DAEMONS)}, with its options.")],
     as_json: JsonOption = False,
 ) -> None:
     """Show each option of a daemon, its value and its source: default, file, environment or flag."""
     if verb not in DAEMONS:
-        fail(f"{verb!r} is no daemon", Exit.USAGE, f"one of {', '.join(DAEMONS)}")
+        fail(f"{verb!r} is not a daemon", Exit.USAGE, f"use one of {', '.join(DAEMONS)}")
     root: Any = context.find_root().command
     command = root.commands[verb]
     told = command.make_context(verb, list(context.args), parent=context.find_root(), **command.context_settings)

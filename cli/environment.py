@@ -112,8 +112,8 @@ def refuse_unknown(environment: Mapping[str, str], known: Collection[str]) -> No
     for name in sorted(environment):
         if _looks_like_one(name) and name not in known:
             near = _nearest(name, known)
-            help = f"did you mean {near}?" if near else "`dilocox VERB --help` lists the options, DILOCOX_VERB__OPTION sets one"
-            raise ConfigError(f"the environment has {name}, and there is no such option: {help}")
+            help = f"did you mean {near}?" if near else "use DILOCOX_VERB__OPTION; `dilocox VERB --help` lists the options"
+            raise ConfigError(f"the environment variable {name} names no option: {help}")
 
 
 def _nearest(name: str, known: Collection[str]) -> str | None:

@@ -16,11 +16,11 @@ class Exit(IntEnum):
         made.says = says
         return made
 
-    FINE = 0, "it did what it was told. SIGTERM and Ctrl-C end a daemon so, once it left the roster, or before it came to it"
-    UNEXPECTED = 1, "something failed; the sentence says what, and whose fault it was"
-    USAGE = 2, "an option, a variable, a run file or a folder cannot be used: another try would end the same way"
-    NOT_RUNNING = 3, "no daemon runs, or it only starts: it has nothing to tell yet"
-    UNKNOWN = 4, "`status --check`: whether the daemon is well is not known yet"
-    FAILED = 5, "`check` found something wrong"
-    DEGRADED = 6, "`status --check`: the daemon is not well"
-    INTERRUPTED = 130, "Ctrl-C, of any verb but a daemon"
+    FINE = 0, "success. SIGTERM and Ctrl-C end a daemon with 0 after it left the roster, or before it was on it"
+    UNEXPECTED = 1, "an error; the message names it, and the side that caused it"
+    USAGE = 2, "an option, a variable, a run file or a folder cannot be used: another try would also fail"
+    NOT_RUNNING = 3, "no daemon runs, or it is still starting"
+    UNKNOWN = 4, "`status --check`: the health of the daemon is not known yet"
+    FAILED = 5, "`check` found an error"
+    DEGRADED = 6, "`status --check`: the daemon is not healthy"
+    INTERRUPTED = 130, "Ctrl-C, in any command except a daemon"

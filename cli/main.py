@@ -19,7 +19,7 @@ app = typer.Typer(
     name="dilocox",
     cls=Root,
     help="Train one language model together over the ordinary internet.",
-    epilog="Each option is also read from the environment: `dilocox data build --tokenizer` from DILOCOX_DATA_BUILD__TOKENIZER.",
+    epilog="Each option can also be set in the environment: `dilocox data build --tokenizer` by DILOCOX_DATA_BUILD__TOKENIZER.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )

@@ -27,7 +27,7 @@ COUNTED = 3
 def _kept(home: Path | None) -> Iterator[ChainFile]:
     """Exits where there is none."""
     path = find_chain_files(home)[-1]
-    errors.print(f"no daemon tells of it; reading {path}", style="dim", highlight=False, soft_wrap=True)
+    errors.print(f"no daemon answers; reading {path}", style="dim", highlight=False, soft_wrap=True)
     with ChainFile.for_reading(path) as chain:
         yield chain
 

@@ -115,7 +115,7 @@ class DaemonOptions:
         typer.Option(
             metavar="RATE[@HOURS]",
             callback=validated(_uploads),
-            help="Most to send, such as 20mbit, or by day 20mbit@08-22; repeatable (default: no limit).",
+            help="Upload limit, such as 20mbit, or by time of day 20mbit@08-22; repeatable (default: no limit).",
         ),
     ] = None
     notify: Annotated[
@@ -123,10 +123,10 @@ class DaemonOptions:
         typer.Option(
             metavar="URL|COMMAND",
             callback=validated(parse_notice),
-            help="POST alarms as JSON to a URL, or pipe them to a command; @FILE names a file with either.",
+            help="POST alarms as JSON to a URL, or pipe them to a command; @FILE contains either.",
         ),
     ] = None
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log at level DEBUG.")] = False
 
     def begin(self) -> None:
         """Apply the options that act before a daemon starts."""
@@ -165,19 +165,21 @@ class StoreOptions:
         typer.Option(
             metavar="URL",
             callback=validated(parse_place),
-            help="Store that several coordinators share: one leads, the others stand by. The plugin dilocox-etcd takes "
-            "etcd://HOST:PORT/PREFIX (default: this daemon's folder).",
+            help="Store that several coordinators share: one leads, the others are standbys. The plugin dilocox-etcd "
+            "takes etcd://HOST:PORT/PREFIX (default: this daemon's folder).",
         ),
     ] = None
     store_auth: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="User and password of the store, a line each; readable by this user only."),
+        typer.Option(
+            metavar="FILE", help="File with user and password of the store, one per line; readable by this user only."
+        ),
     ] = None
     store_ca: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Certificate that signs the store's certificates (default: the system's)."),
     ] = None
-    store_cert: Annotated[Path | None, typer.Option(metavar="FILE", help="Our certificate, where the store asks for one …")] = (
+    store_cert: Annotated[Path | None, typer.Option(metavar="FILE", help="Client certificate, if the store requires one …")] = (
         None
     )
     store_key: Annotated[Path | None, typer.Option(metavar="FILE", help="… and its key.")] = None
@@ -186,7 +188,7 @@ class StoreOptions:
         """Raises ConfigError."""
         files = StoreFiles(self.store_auth, self.store_ca, self.store_cert, self.store_key)
         if self.store is None and files != StoreFiles():
-            raise ConfigError("--store-auth, --store-ca, --store-cert and --store-key are for --store")
+            raise ConfigError("use --store-auth, --store-ca, --store-cert and --store-key only with --store")
         return parse_place(self.store, files) if self.store is not None else None
 
 
@@ -196,7 +198,7 @@ class PeerOptions(DaemonOptions):
 
     download: Annotated[
         list[str] | None,
-        typer.Option(metavar="RATE[@HOURS]", callback=validated(_downloads), help="Most to fetch, as in --upload."),
+        typer.Option(metavar="RATE[@HOURS]", callback=validated(_downloads), help="Download limit, as in --upload."),
     ] = None
 
     def settings(self, folder: str, announced: bool = True, first: FirstPorts = ANY_PORTS) -> dict[str, Any]:
@@ -228,13 +230,13 @@ class MachineOptions:
         typer.Option(
             metavar="HOURS",
             callback=validated(Hours.parse),
-            help="Take part at these hours of this machine's clock, such as 22-06 (default: always).",
+            help="Train only at these hours of this machine's clock, such as 22-06 (default: always).",
         ),
     ] = None
     codec_cpus: Annotated[str, typer.Option(help="CPUs for encoding and applying, such as 1,3 (default: any).")] = ""
-    step_seconds: Annotated[float, typer.Option(min=0, help="Least time of a step: leaves the machine to other programs.")] = (
-        0.0
-    )
+    step_seconds: Annotated[
+        float, typer.Option(min=0, help="Shortest time of a step: leaves the machine to other programs.")
+    ] = 0.0
     checkpoint_seconds: Annotated[
         float,
         typer.Option(
@@ -245,7 +247,8 @@ class MachineOptions:
     outer_state: Annotated[
         OuterState,
         typer.Option(
-            help="Of a GPU machine: store and compute outer state on the host, streamed through the GPU, or on it.",
+            help="On a GPU machine: where outer state is stored and computed: on the host, streamed through the GPU, "
+            "or on the GPU.",
         ),
     ] = OuterState.STREAM
 
@@ -270,7 +273,7 @@ class MachineOptions:
 class PrivateOptions:
     """Options of a cluster's private data."""
 
-    TITLE: ClassVar = "A corpus of your own"
+    TITLE: ClassVar = "Private data"
 
     private: Annotated[
         Path | None,
@@ -279,20 +282,20 @@ class PrivateOptions:
             file_okay=False,
             resolve_path=True,
             metavar="DIR",
-            help="Your corpus, made by `dilocox data build`, where the run's data are private.",
+            help="This node's corpus, made by `dilocox data build`, in a run on private data.",
         ),
     ] = None
     private_epsilon: Annotated[
         float | None,
         typer.Option(
             min=0.01,
-            help="Bound of differential privacy for each sequence; the node stops once it is spent (default: none; inf: give up "
-            "an earlier bound).",
+            help="Bound of differential privacy for each sequence; the node stops once it is spent (default: none; "
+            "inf: remove an earlier bound).",
         ),
     ] = None
     private_delta: Annotated[
         float | None,
-        typer.Option(min=1e-12, max=0.1, help="Chance that the bound fails (default: 1 in 10 times the sequences)."),
+        typer.Option(min=1e-12, max=0.1, help="Probability that the bound fails (default: 1 in 10 times the sequences)."),
     ] = None
     private_clip: Annotated[
         float | None,
@@ -305,16 +308,14 @@ class PrivateOptions:
         if self.private_epsilon is None or (given_up and self.private is not None):
             for option, said in (("delta", self.private_delta), ("clip", self.private_clip)):
                 if said is not None:
-                    raise ConfigError(f"--private-{option} goes with --private-epsilon")
+                    raise ConfigError(f"use --private-{option} only with --private-epsilon")
             return {"private": self.private, "gives_up_bound": given_up}
         if several_boxes:
-            raise ConfigError("--private-epsilon is for a cluster of one box, whose one worker holds the whole model")
+            raise ConfigError("--private-epsilon needs a cluster of one host with one worker that has the whole model")
         if self.private is None:
-            raise ConfigError("--private-epsilon bounds what a corpus of your own gives away: name it with --private DIR")
+            raise ConfigError("--private-epsilon bounds what a private corpus reveals: pass the corpus with --private DIR")
         if (devices or 1) > 1:
-            raise ConfigError(
-                "--private-epsilon: sequences are bounded where one worker holds the whole model: say --devices 1"
-            )
+            raise ConfigError("--private-epsilon needs one worker with the whole model: pass --devices 1")
         from dilocox.node.data.privacy_budget import Budget  # only for a run on private data
 
         clip = 1.0 if self.private_clip is None else self.private_clip
@@ -329,7 +330,11 @@ class ClusterOptions:
 
     cluster_boxes: Annotated[
         int,
-        typer.Option(min=1, max=limits.HOSTS, help="Hosts of the cluster that this one leads; the log says how others join."),
+        typer.Option(
+            min=1,
+            max=limits.HOSTS,
+            help="Number of hosts of the cluster that this lead host names; the log says how other hosts join.",
+        ),
     ] = 1
     cluster: Annotated[
         Path | None,
@@ -341,5 +346,5 @@ class ClusterOptions:
     ] = None
     cluster_patience_seconds: Annotated[
         float,
-        typer.Option(min=0, help="Of the lead: seconds until others take the stages of a lost host."),
+        typer.Option(min=0, help="On the lead host: seconds until other hosts take the stages of a lost host."),
     ] = 60.0

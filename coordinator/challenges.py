@@ -36,7 +36,9 @@ class Challenges:
         """Use the nonce up. Raises AttestationError when it is not an open challenge of this peer."""
         head, mac = nonce[: HEAD.size], nonce[HEAD.size :]
         if not hmac.compare_digest(mac, self._mac(peer, head)):
-            raise AttestationError(Code.NONCE, "no challenge of ours to this peer, or from before our last start")
+            raise AttestationError(
+                Code.NONCE, "this coordinator sent this peer no such challenge, or sent it before its last start"
+            )
         if not 0 <= self._window() - HEAD.unpack(head)[0] <= 1:
             raise AttestationError(Code.NONCE, f"the challenge is older than {LIFETIME_SECONDS} s")
         if nonce in self._used:

@@ -107,7 +107,7 @@ async def run_coordinator(
     `compute` verifies the initial state that the manifest names, before the run begins."""
     manifest, owner = settings.manifest, settings.owner
     if owner is not None and owner.peer != manifest.owner:
-        raise ConfigError("the owner key beside the run file is not the one that run.owner names")
+        raise ConfigError("the owner key beside the run file does not match run.owner")
     home = DataDirectory(settings.home, settings.identity)
     shared_before = write_down_store(home.run_folder(manifest.run_id), settings.store)
     async with open_listener(settings.api, home, manifest.run_id, settings.name) as door:
@@ -121,7 +121,7 @@ async def run_coordinator(
                 except Stopped:
                     return
                 except DeposedError as error:
-                    log.warning("this coordinator leads no more, and stands by: %s", error)
+                    log.warning("this coordinator lost its leadership and is a standby now: %s", error)
                     shared_before = True
 
         await restart_when_writable(home.folder, live, door.no_room)
@@ -173,7 +173,7 @@ async def _live(
             home.announce(role="coordinator", api=door.url, link=str(link), **daemon.facts, **ports)
             announce(link)
 
-        office = await _lead(daemon, chain, served, tell_link, shared_before)
+        office = await _serve_as_leader(daemon, chain, served, tell_link, shared_before)
         service, events = await _open_service(daemon, chain, signed, appraise, served, office)
         await _serve(daemon, service, events, served, office)
         if office.log is None:
@@ -184,12 +184,12 @@ async def _live(
 async def _open_run(daemon: Daemon, compute: ComputeState) -> tuple[ChainFile, pb.Envelope]:
     """Return the chain and the signed manifest, where we sign the run's commits. Raises LocalError where another does."""
     manifest = daemon.settings.manifest
-    daemon.door.tell("reading the chain")
+    daemon.door.show_wait("reading the chain")
     chain = await asyncio.to_thread(ChainFile, daemon.folder / "chain.db", manifest, views.describe)
     daemon.closing.callback(chain.close)
     signed = await asyncio.to_thread(_take_office, daemon.settings, daemon.home, chain)
     if not chain.length and manifest.model.seed_state is not None:  # else the first commit's clusters made it
-        daemon.door.tell("computing the initial state")
+        daemon.door.show_wait("computing the initial state")
         await verify_initial_state(manifest.model, compute, daemon.tasks, daemon.closing)
     return chain, signed
 
@@ -221,7 +221,7 @@ async def _open_network(daemon: Daemon, chain: ChainFile) -> Server:
     return Server(desk, network, traffic)
 
 
-async def _lead(
+async def _serve_as_leader(
     daemon: Daemon,
     chain: ChainFile,
     served: Server,
@@ -232,7 +232,7 @@ async def _lead(
     settings, network, desk = daemon.settings, served.network, served.desk
     if settings.store is None:
         return await lead_alone(daemon.home, chain, network, desk)
-    await daemon.door.wait("it asks the store")
+    await daemon.door.wait("it reads the store")
     return await campaign(
         settings.store,
         settings.name,
@@ -242,7 +242,7 @@ async def _lead(
         desk,
         daemon.tasks,
         daemon.closing,
-        partial(daemon.door.tell, stands_by=True),
+        partial(daemon.door.show_wait, stands_by=True),
         tell_link,
         shared_before,
     )
@@ -293,7 +293,8 @@ async def verify_initial_state(model: Model, compute: ComputeState, tasks: Tasks
         await tasks.race(asyncio.to_thread(compare))
     else:
         log.info(
-            "computing the initial state of %s parameters meanwhile; if it is another, this coordinator ends", f"{parameters:,}"
+            "computing the initial state of %s parameters in the background; if it differs, this coordinator ends",
+            f"{parameters:,}",
         )
         tasks.start(asyncio.to_thread(compare, 1), "initial state")
 
@@ -327,7 +328,7 @@ def _serve_data(
         shelves.append(weights_shelf(settings.weights, settings.manifest.model.imported))
     if settings.data is None:
         log.warning(
-            "the run's data %s do not lie here: nodes get them from each other, or name a copy of their own",
+            "the run's data %s are not on this disk: nodes fetch them from each other, or use a copy",
             settings.manifest.data.name,
         )
     else:
@@ -336,7 +337,7 @@ def _serve_data(
         missing = [blob for blob, _ in corpus.blobs if blob not in settings.data] if corpus is not None else [digest]
         if missing:
             log.warning(
-                "%d files of the run's data are missing in %s: nobody gets them here", len(missing), settings.data.folder
+                "%d files of the run's data are missing in %s: nodes cannot fetch them here", len(missing), settings.data.folder
             )
 
     def is_member(peer: str) -> bool:
@@ -352,26 +353,26 @@ def _take_office(settings: CoordinatorSettings, home: DataDirectory, chain: Chai
     manifest, me = settings.manifest, home.identity.peer
     try:
         if settings.handover is not None and take_over(settings.handover, chain):
-            log.warning("commits of ours do not stand by the owner's word: they are set aside in %s", chain.path)
+            log.warning("the owner's appointment replaces some commits of this disk: they were moved to %s", chain.path)
     except RemoteError as error:
-        raise ConfigError(f"{settings.handover} cannot be followed: {error}") from error
+        raise ConfigError(f"cannot follow {settings.handover}: {error}") from error
     unsigned = chain.head.coordinator == manifest.owner or chain.signed_manifest is None
     if settings.owner is None and settings.handover is None and unsigned and manifest.owner != me:
         raise ConfigError(
-            f"{settings.key} is not here, and only the owner's key can start this run. Copy it here, beside the run file; or make"
-            " a run of your own with `dilocox init`."
+            f"{settings.key} is missing, and only the owner's key can start this run. Copy it here, beside the "
+            "run file, or make a new run with `dilocox init`."
         )
     if settings.owner is not None:
         signed = seal(settings.owner, pb.KIND_MANIFEST, manifest.run_id, manifest.canonical_bytes())
         chain.keep_signed_manifest(signed.envelope)
     if chain.head.coordinator != me:
         raise ConfigError(
-            f"round {chain.length} is signed by {chain.head.coordinator}, and the identity in {home.folder} is {me}. Start it with"
-            " the --home of that identity; the run's owner can `dilocox owner appoint` this one."
+            f"round {chain.length} is signed by {chain.head.coordinator}, but the identity in {home.folder} is "
+            f"{me}. Use --home of that identity, or let the owner run `dilocox owner appoint` for this one."
         )
     if (kept := chain.signed_manifest) is None:
         raise ConfigError(
-            "no owner key beside the run file, and no signed manifest here: start once with the key, or from RUN.chain"
+            "no owner key beside the run file, and no signed manifest on this disk: start once with the key, or with RUN.chain"
         )
     return kept
 

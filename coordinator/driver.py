@@ -105,14 +105,17 @@ class RoundDriver:
         for number, entry in enumerate(entries):
             state, effects = round_machine.decide(self.state, entry.event, entry.moment)
             if effects and isinstance(effects[-1], Close):
-                log.warning("what would close round %d is on disk without its commit; it is waited for again", state.head.round)
+                log.warning(
+                    "the inputs that could close round %d are on disk without its commit; waiting for them again",
+                    state.head.round,
+                )
                 self._batch.append(KeptFirst(number))  # another start would stop here too, and miss what comes now
                 break
             self._telling.saw(self.state, state, entry.moment)  # reported by an earlier incarnation
             self.state = state
         if entries or self.chain.length:
             self.feed(Resumed(healed=self._log.healed))
-            log.info("started again in round %d, with %d inputs", self.state.head.round, len(entries))
+            log.info("restarted in round %d, with %d inputs", self.state.head.round, len(entries))
 
     def _now(self) -> Moment:
         """Return the time of the round. It stands still while a write delays what leaves: no deadline may pass for a
@@ -252,8 +255,8 @@ class RoundDriver:
             return False
         after, commit = await asyncio.to_thread(chains.extend, self.chain.manifest, head, envelope)
         if self.state.head.digest != head.digest or self._signed:
-            raise RemoteError(pb.REASON_WRONG_HEAD, "another commit was signed in its place")
-        log.warning("took back commit %d, which this database did not hold", commit.body.round)
+            raise RemoteError(pb.REASON_WRONG_HEAD, "another commit was signed instead")
+        log.warning("recovered commit %d, which was missing in this database", commit.body.round)
         moment = self._now()
         self.state = round_machine.start(self.chain.manifest, after, moment.seconds)
         self._committed(head, commit, moment)

@@ -46,7 +46,7 @@ class CoordinatorFrontend(rpc.CoordinatorServicer):
         self.record = record
         if self.service is not None:
             self.service.learn_own_record(record)
-        self.tell()
+        self.notify_change()
 
     def publish_link(self, link: JoinLink) -> None:
         """Send this link, from now on, to callers that this coordinator refuses."""
@@ -56,7 +56,7 @@ class CoordinatorFrontend(rpc.CoordinatorServicer):
         """Answer that we do not lead, and why."""
         self.says = why
 
-    def tell(self) -> None:
+    def notify_change(self) -> None:
         self.changed.set()
         self.changed = asyncio.Event()
 
@@ -105,10 +105,10 @@ class ElectionService(rpc.ElectionServicer):
         self._leads = False
         self._rising = asyncio.Lock()
 
-    def lead(self) -> None:
+    def start_leading(self) -> None:
         """Answer that we lead, from now on."""
         self._leads = True
-        self._desk.tell()
+        self._desk.notify_change()
 
     async def Await(self, request: services.LeadRequest, context: Context) -> services.LeadReply:
         try:

@@ -154,7 +154,7 @@ def parse_place(url: str, files: StoreFiles | None = None) -> StorePlace:
     plugins = installed(STORES)
     if not separator or scheme not in plugins:
         known = ", ".join(f"{name}://" for name in sorted(plugins)) or "none: install dilocox-etcd"
-        raise ConfigError(f"--store {shown_url(url)}: no plugin has this scheme; installed: {known}")
+        raise ConfigError(f"--store {shown_url(url)}: no plugin for this scheme; installed: {known}")
     place = call(plugins[scheme], url, files or StoreFiles())
     if not all(hasattr(place, name) for name in ("label", "prefix", "open")):
         raise ConfigError(f"--store {shown_url(url)}: its plugin returns no store. Install it again, or uninstall it")

@@ -40,8 +40,8 @@ def write_down_store(folder: Path, place: StorePlace | None) -> bool:
     elif before:
         shared = marker.read_text(errors="replace").strip()
         raise ConfigError(
-            f"the coordinator of {folder} shares its rounds with others at {shared}: say --store."
-            f" Where none of them is left, remove {marker}, and it goes on alone"
+            f"the coordinator of {folder} shares its rounds with others at {shared}: pass --store. If no other "
+            f"coordinator exists any more, delete {marker} to continue alone"
         )
     return before
 
@@ -72,7 +72,7 @@ class Leadership:
     def open(self, service: CoordinatorService) -> None:
         """Serve, and answer the peers that wait for a leader."""
         self.desk.serve(service)
-        self.election.lead()
+        self.election.start_leading()
 
 
 async def lead_alone(home: DataDirectory, chain: ChainFile, network: Network, desk: CoordinatorFrontend) -> Leadership:

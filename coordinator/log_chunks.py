@@ -64,7 +64,7 @@ class Batch:
         if flags & BEGINS:
             self.began, self._parts = number, []
         if self._parts is None or len(self._parts) >= BATCH_PARTS:
-            raise LocalError(f"part {number} of the log in the store is not what a coordinator wrote")
+            raise LocalError(f"chunk {number} of the log in the store was not written by a coordinator")
         self._parts.append(part[1:])
         if not flags & ENDS:
             return None
@@ -72,7 +72,7 @@ class Batch:
         try:
             return list(pb.LogBatch.FromString(raw).rows)
         except DecodeError as error:
-            raise LocalError(f"the log in the store is damaged at part {number}: {error}") from error
+            raise LocalError(f"the log in the store is damaged at chunk {number}: {error}") from error
 
 
 def on_our_clock(entries: Sequence[Entry], now: Moment) -> list[Entry]:

@@ -169,11 +169,11 @@ class CoordinatorService(rpc.CoordinatorServicer):
     async def run(self) -> None:
         """Notice silence, and say why the round is open, until cancelled."""
         while True:
-            for number, _ in enumerate(self._look(), 1):
+            for number, _ in enumerate(self._liveness_steps(), 1):
                 if number % LOOKS_AT_ONCE == 0:
                     await asyncio.sleep(0)
             self.pass_on_records()
-            self._say()
+            self._report_open_round()
             await asyncio.sleep(PRESENCE_SECONDS)
 
     def emit(self, event: Event) -> None:
@@ -187,10 +187,10 @@ class CoordinatorService(rpc.CoordinatorServicer):
 
     def look_around(self) -> None:
         """Tell the machine which peers of the roster, and which claiming peers, became live or absent."""
-        for _ in self._look():
+        for _ in self._liveness_steps():
             pass
 
-    def _look(self) -> Iterator[None]:
+    def _liveness_steps(self) -> Iterator[None]:
         """`look_around`, a step after each input of the machine."""
         asked = {*self.state.head.roster, *self.state.gathered.claims}
         for peer in sorted(asked):
@@ -218,17 +218,17 @@ class CoordinatorService(rpc.CoordinatorServicer):
     def _publish(self, sent: Statement[object] | Differ) -> None:
         if isinstance(sent, Differ):
             disagreement = services.Disagreement(round=sent.round, clusters=sent.clusters)
-            self._tell(services.WatchEvent(disagreement=disagreement))
+            self._send_to_watchers(services.WatchEvent(disagreement=disagreement))
             return
         if sent.kind == pb.KIND_BALLOT:
             self.ballot = sent
         if sent.kind == pb.KIND_COMMIT:
             self.ballot = None
-        self._tell(services.WatchEvent(statement=sent.envelope))
+        self._send_to_watchers(services.WatchEvent(statement=sent.envelope))
         if sent.kind == pb.KIND_COMMIT:
             self.look_around()
 
-    def _tell(self, event: services.WatchEvent) -> None:
+    def _send_to_watchers(self, event: services.WatchEvent) -> None:
         for queue in list(self.watchers):
             if queue.qsize() >= WATCH_BACKLOG:
                 self.watchers.discard(queue)
@@ -236,13 +236,13 @@ class CoordinatorService(rpc.CoordinatorServicer):
             else:
                 queue.put_nowait(event)
 
-    def _say(self) -> None:
+    def _report_open_round(self) -> None:
         """Why the round is open, where that changed since the last time: a sentence a second, however many contribute."""
         why = round_machine.why_open(self.state)
         if why != self._said:
             self._said = why
             self.emit(RoundOpen(self.state.head.round, why))
-            self._tell(self._tip())
+            self._send_to_watchers(self._tip())
 
     def _tip(self) -> services.WatchEvent:
         head = self.chain.head
@@ -264,7 +264,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
         receives it."""
         before, self.record = self.record, record
         if self.shared and (before is None or _says_more(record.body, before.body)):
-            self._tell(services.WatchEvent(statement=record.envelope))
+            self._send_to_watchers(services.WatchEvent(statement=record.envelope))
 
     async def GetRun(self, request: services.GetRunRequest, context: Context) -> services.Run:
         assert self.record is not None
@@ -285,7 +285,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
 
     async def _caller(self, context: Context) -> str:
         """Return the caller's peer id; empty for a spectator. Ends the call if the credential is invalid."""
-        assert self._contacts is not None, "a server calls it"
+        assert self._contacts is not None, "only a server may call this"
         try:
             return self._contacts.callers.peer(context)
         except RemoteError as error:
@@ -317,13 +317,15 @@ class CoordinatorService(rpc.CoordinatorServicer):
         coordinator signed."""
         signer = peer_id(request.key) if len(request.key) == 32 else ""
         if request.kind != pb.KIND_COMMIT and (not signer or caller != signer):
-            return reject(pb.REASON_BAD_SIGNATURE, "a statement is brought by its signer")
+            return reject(pb.REASON_BAD_SIGNATURE, "a statement must be sent by its signer")
         return await self.judge(request, caller if self._known(caller) else address, caller)
 
     async def GetChallenge(self, request: services.ChallengeRequest, context: Context) -> services.Challenge:
         caller = await self._caller(context)
         if caller != request.peer:
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, "a challenge is asked for by the peer that will answer it")
+            await context.abort(
+                grpc.StatusCode.PERMISSION_DENIED, "a challenge must be requested by the peer that will answer it"
+            )
         return services.Challenge(nonce=self.challenge(caller))
 
     def challenge(self, peer: str) -> bytes:
@@ -347,7 +349,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
             return await self._judge_evidence(request, statement, sender)
         await self.driver.settled()
         if statement.kind not in (pb.KIND_CLAIM, pb.KIND_CLUSTER) and not self._known(statement.peer):
-            return self._refuse(statement.peer, pb.REASON_NOT_ON_ROSTER, "not on the roster and not claiming")
+            return self._refuse(statement.peer, pb.REASON_NOT_ON_ROSTER, "not on the roster, and it sent no claim")
         live = statement.kind != pb.KIND_CLAIM or self._hears(statement.peer)
         judgement = self.driver.feed(Received(statement, live))
         assert judgement is not None
@@ -355,7 +357,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
 
     async def _take_back(self, request: pb.Envelope) -> Judgement:
         if request.key != self.identity.key:
-            raise RemoteError(pb.REASON_BAD_SIGNATURE, "a commit that we did not sign")
+            raise RemoteError(pb.REASON_BAD_SIGNATURE, "this coordinator did not sign that commit")
         if await self.driver.adopt(request):
             self.look_around()
             return ACCEPT
@@ -374,9 +376,9 @@ class CoordinatorService(rpc.CoordinatorServicer):
 
     def _heartbeat(self, statement: Statement[pb.Heartbeat]) -> Judgement:
         if statement.peer not in self.liveness.signs and not self._known(statement.peer):
-            return ignore(pb.REASON_NOT_ON_ROSTER, "not on the roster and not claiming")
+            return ignore(pb.REASON_NOT_ON_ROSTER, "not on the roster, and it sent no claim")
         if not self.liveness.hear(statement):
-            return ignore(pb.REASON_STALE_ROUND, "a newer heartbeat was seen")
+            return ignore(pb.REASON_STALE_ROUND, "a newer heartbeat was received")
         if self._hears(statement.peer):
             if statement.peer in self.state.absent:
                 self.driver.feed(Present(statement.peer))
@@ -388,7 +390,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
         """Store a peer's record for the other peers: they find it without the DHT."""
         known = self.records.get(statement.peer)
         if not self._known(statement.peer):
-            return ignore(pb.REASON_NOT_ON_ROSTER, "not on the roster and not claiming")
+            return ignore(pb.REASON_NOT_ON_ROSTER, "not on the roster, and it sent no claim")
         if known is not None and known.digest == statement.digest:
             return ignore(pb.REASON_UNSPECIFIED, "already received")
         if known is not None and known.body.sequence >= statement.body.sequence:
@@ -407,7 +409,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
                 continue
             if told is None or not same_place(told, record.body):
                 at = now
-                self._tell(services.WatchEvent(statement=record.envelope))
+                self._send_to_watchers(services.WatchEvent(statement=record.envelope))
             self._told[peer] = at, record.body
         self._told = {peer: told for peer, told in self._told.items() if peer in members}
 
@@ -420,7 +422,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
     async def _judge_evidence(self, request: pb.Envelope, statement: Statement[pb.BoundEvidence], sender: str) -> Judgement:
         """A peer's answer to our challenge: verified in a thread, its verdict an input of the round machine."""
         if not self._has_turn(sender):
-            return reject(pb.REASON_RATE, "other evidence is looked at first")
+            return reject(pb.REASON_RATE, "other evidence is verified first")
         bound, key, run, now = statement.body, request.key, self._run_id, self._clock().wall_ms // 1000
         self._appraising.add(sender)
         try:
@@ -445,7 +447,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
         if attestation not in (
             known.get(statement.peer) for known in (self.state.gathered.attested, self.state.head.attestations)
         ):
-            return ignore(pb.REASON_RATE, "verdicts on as many peers as have room are waiting already")
+            return ignore(pb.REASON_RATE, "the limit of peers with waiting verdicts is reached")
         return Judgement(Outcome.ACCEPT, valid_until_ms=attestation.valid_until_ms)
 
     async def Watch(self, request: services.WatchRequest, context: Context) -> None:  # type: ignore[override]  # it writes

@@ -104,12 +104,12 @@ class Candidate:
             said = json.loads(raw)
             holder = cls(str(said["name"]), str(said["address"]), str(said["certificate"]), tuple(map(str, said["dht"])))
         except (KeyError, TypeError) as error:
-            raise ValueError(f"not where a coordinator is: {error}") from error
+            raise ValueError(f"not a coordinator's address: {error}") from error
         if len(bytes.fromhex(holder.certificate)) != 32:
-            raise ValueError("its certificate is no SHA-256 digest")
+            raise ValueError("its certificate is not a SHA-256 digest")
         host, port = Way(holder.address, bytes.fromhex(holder.certificate)).endpoint
         if not host or not 0 < port < 1 << 16:
-            raise ValueError(f"{holder.address!r} is no HOST:PORT")
+            raise ValueError(f"{holder.address!r} is not HOST:PORT")
         return holder
 
     def __str__(self) -> str:
@@ -121,7 +121,7 @@ def _place(item: Item) -> Candidate | None:
     try:
         return Candidate.parse(item.value)
     except ValueError as error:
-        log.warning("%s in the store is passed over: %s", item.key, error)
+        log.warning("%s in the store is ignored: %s", item.key, error)
         return None
 
 
@@ -176,12 +176,12 @@ class SharedLog:
         """Say where we are. Raises ConfigError where the prefix is not ours, and where too many are there already."""
         found = await self._ask(lambda: self._store.read(f"{self._root}/", f"{self._root}0", 1))
         if found and (found[0].key, found[0].value) != (self._key("format"), FORMAT):  # the first by name
-            raise ConfigError(f"under {self._root} in the store are keys that no coordinator made. Name another prefix.")
+            raise ConfigError(f"the store contains keys under {self._root} that no coordinator wrote. Use another prefix.")
         others = await self._ask(lambda: self._store.read(self._key("places/"), self._key("places0"), limits.COORDINATORS + 1))
         if sum(each.key != self._my_place for each in others) >= limits.COORDINATORS:
             raise ConfigError(
-                f"the store names {len(others)} coordinators of this run already, and a link has room for {limits.COORDINATORS}."
-                f" Delete the keys under {self._key('places/')} of those that are gone."
+                f"the store names {len(others)} coordinators of this run, the limit is {limits.COORDINATORS}. "
+                f"Delete the keys under {self._key('places/')} of those that no longer exist."
             )
         place = json.dumps(asdict(self._me)).encode()
         await self._ask(lambda: self._store.apply((), [Put(self._key("format"), FORMAT), Put(self._my_place, place)]))
@@ -190,13 +190,13 @@ class SharedLog:
     def _my_place(self) -> str:
         return self._key(f"places/{self._me.certificate[:16]}")
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Read which coordinator leads, and the addresses of all. Raises StoreError."""
         leaders = await self._store.read(self._key("leader"), self._key("leader0"), 1)
         try:
             self.leader = Candidate.parse(leaders[0].value) if leaders else None
         except ValueError as error:
-            raise StoreError(f"its key {self._key('leader')} says nothing that a coordinator wrote: {error}") from error
+            raise StoreError(f"its key {self._key('leader')} has a value that no coordinator wrote: {error}") from error
         places = await self._store.read(self._key("places/"), self._key("places0"), limits.COORDINATORS)
         found = tuple(holder for each in places if (holder := _place(each)) is not None)
         if self._me not in found:  # the store lost it; the key also marks the prefix as used by this run
@@ -213,7 +213,7 @@ class SharedLog:
             await self._follow()
         except (RemoteError, UnreadableError) as error:
             self.begin_again()
-            raise UnreadableError(f"the log under {self._root} in the store cannot be followed: {error}") from error
+            raise UnreadableError(f"cannot follow the log under {self._root} in the store: {error}") from error
 
     @property
     def _link(self) -> bytes:
@@ -233,9 +233,12 @@ class SharedLog:
                     self._entries.clear()  # what we had not read yet is not kept any more
                 elif self._read is not None and link != self._link:
                     if again:
-                        raise UnreadableError(f"part {number} does not go on from the one before it")
+                        raise UnreadableError(f"chunk {number} does not follow the one before it")
                     again = True
-                    log.warning("the log in the store did not go on from what we read there: it is read from its beginning on")
+                    log.warning(
+                        "the log in the store does not continue what this coordinator read there: reading it again "
+                        "from its beginning"
+                    )
                     self.begin_again()
                     break
                 self._next, self._read = number + 1, (number, sha256(part.value))
@@ -245,9 +248,9 @@ class SharedLog:
                     raise UnreadableError(str(error)) from error
                 if rows is not None:
                     self._whole = self._shared_before = True
-                    await self._take(rows)
+                    await self._apply_rows(rows)
 
-    async def _take(self, rows: Sequence[log_pb2.LogRow]) -> None:
+    async def _apply_rows(self, rows: Sequence[log_pb2.LogRow]) -> None:
         for row in rows:
             if row.kind == COMMIT:
                 await self._learn(row.envelope)
@@ -266,8 +269,8 @@ class SharedLog:
             await asyncio.to_thread(self._chain.append, pb.Envelope.FromString(raw))
         elif self._chain.raw(number) != raw:
             raise ConfigError(
-                f"commit {number} in the store is not the one in {self._chain.path}: the coordinators signed two chains. The run's"
-                " owner names the one that stands: `dilocox owner appoint`."
+                f"commit {number} in the store differs from the one in {self._chain.path}: the coordinators "
+                "signed two chains. The run's owner must choose one with `dilocox owner appoint`."
             )
         self._round = number + 1
         self._entries.clear()
@@ -285,7 +288,7 @@ class SharedLog:
     async def stand(self) -> bool:
         """Follow, and try to lead if no coordinator does. Return whether this one leads now, after reading everything
         written before. Raises what `follow` raises."""
-        await self.look()
+        await self.refresh()
         await self.follow()
         if self.leader is not None:
             return False
@@ -312,7 +315,7 @@ class SharedLog:
         if not items or items[0].value != mine:  # also where our first try was applied and its answer lost
             await self._store.revoke(lease)
             return False
-        log.info("elected%s", "" if found.applied else ", as another look shows")
+        log.info("elected%s", "" if found.applied else ", as a second read shows")
         self._fence, self._lease, self.leader = mine, lease, self._me
         return True
 
@@ -321,13 +324,14 @@ class SharedLog:
         begin again."""
         if self._next and not self._whole and not self._chain.length:
             raise UnreadableError(
-                f"a coordinator did not end moving its chain into {self._root}: start that one again, or one that has the chain"
+                f"a coordinator stopped while it moved its chain into {self._root}: start it again, or start one "
+                "that has the chain"
             )
 
     async def _open(self) -> None:
         """Read to the end, and write what the log misses: everything if it is new; commits if the store was restored."""
         if not await self._ask(self._remembers):
-            log.warning("the store does not hold any more what we read there: the log is read from its beginning on")
+            log.warning("the store lost entries that this coordinator read: reading the log again from its beginning")
             self.begin_again()
         await self._ask(self.follow)
         self._check_moved()
@@ -337,7 +341,11 @@ class SharedLog:
             log.info("the log in the store begins with round %d", self._chain.length)
             await self._append([*self._commits(max(0, self._chain.length - 1)), *self._entries])
         elif self._round < self._chain.length:
-            log.warning("the store holds %d commits, we signed %d: the others go there again", self._round, self._chain.length)
+            log.warning(
+                "the store has %d commits, this coordinator signed %d: writing the missing ones again",
+                self._round,
+                self._chain.length,
+            )
             self.healed, self._entries = True, []
             await self._append(self._commits(max(self._round, self._chain.length - COMMITS_KEPT)))
 
@@ -368,8 +376,8 @@ class SharedLog:
             await asyncio.sleep(KEEP_SECONDS)
             try:
                 if not await self._store.keep(self._lease):
-                    raise DeposedError("the lease with which we led is gone: the store did not hear us in time")
-                await self.look()
+                    raise DeposedError("this leader's lease expired: the store received no renewal in time")
+                await self.refresh()
                 silent = False
             except StoreError as error:
                 if not silent:
@@ -383,7 +391,7 @@ class SharedLog:
             try:
                 await self._store.revoke(lease)
             except (StoreError, LocalError) as error:
-                log.warning("the lease was not given back, and ends by itself: %s", error)
+                log.warning("the lease was not released, and expires by itself: %s", error)
 
     # RoundLog
 
@@ -427,7 +435,7 @@ class SharedLog:
         earlier try was. Raises DeposedError where the store says that we do not lead."""
         leader = self._key("leader")
         if not self._fence:
-            raise DeposedError("we do not lead")
+            raise DeposedError("this coordinator does not lead")
         fence = Guard(leader, self._fence)
         keys = [leader, *(guard.key for guard in guards)]
         found = await self._ask(lambda: self._store.apply([fence, *guards], changes, keys))
@@ -435,11 +443,14 @@ class SharedLog:
             return
         holder = found.items.get(leader)
         if holder is None or holder.value != self._fence:
-            raise DeposedError("another coordinator leads" if holder else "the lease with which we led is gone")
+            raise DeposedError("another coordinator leads" if holder else "this leader's lease expired")
         if not applied(found):
             if self._forgot(found):
-                raise DeposedError("the store does not hold what it acknowledged: was it restored from a copy?")
-            raise LocalError(f"the log under {self._root} was changed by somebody who does not lead. Whose keys are these?")
+                raise DeposedError("the store lost entries that it had acknowledged: was it restored from a copy?")
+            raise LocalError(
+                f"the log under {self._root} was changed by a process that does not lead. Find out which process "
+                "writes these keys."
+            )
 
     def _forgot(self, found: Found) -> bool:
         """Return whether the log ends before the next chunk: it must then be read, and receive what it misses."""
@@ -454,7 +465,7 @@ class SharedLog:
                     try:
                         return await call()
                     except StoreError as error:
-                        log.debug("asking again: %s", error)
+                        log.debug("retrying: %s", error)
                     await asyncio.sleep(AGAIN_SECONDS)
         except TimeoutError as error:
             raise StoreError("no answer in time") from error

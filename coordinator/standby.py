@@ -38,12 +38,14 @@ async def stand_by(shared: SharedLog, chain: ChainFile, channels: ChannelPool, t
             if await shared.stand():
                 return
             says = (
-                f"it stands by: {shared.leader} leads" if shared.leader is not None else "nobody leads: it stands for election"
+                f"standby: {shared.leader} leads"
+                if shared.leader is not None
+                else "no coordinator leads: it starts an election"
             )
         except BehindError as error:
             says = await _catch_up(shared, chain, channels, error.round)
         except (StoreError, UnreadableError) as error:
-            says = f"it stands by, and follows nobody: {error}"
+            says = f"standby, but it follows no leader: {error}"
             pause = FOLLOW_SECONDS if isinstance(error, StoreError) else UNREADABLE_SECONDS
         if says != said:
             log.info("%s", says)
@@ -54,14 +56,14 @@ async def stand_by(shared: SharedLog, chain: ChainFile, channels: ChannelPool, t
 
 async def _catch_up(shared: SharedLog, chain: ChainFile, channels: ChannelPool, until: int) -> str:
     """Fetch commits that the log does not contain any more from the leader. Return a sentence about it."""
-    lacks = f"it lacks commits {chain.length} to {until - 1}, which the store keeps no more"
+    missing = f"commits {chain.length} to {until - 1} are missing here, and the store no longer has them"
     if shared.leader is None:
-        return f"{lacks}, and nobody leads: start a coordinator that has them, or copy its chain.db"
+        return f"{missing}; no coordinator leads: start one that has them, or copy its chain.db"
     try:
         await _fetch(shared.leader, chain, channels, until)
     except (RemoteError, grpc.aio.AioRpcError, TimeoutError) as error:
-        return f"{lacks}, and {shared.leader} does not give them: {error}"
-    return f"it stands by: {shared.leader} leads"
+        return f"{missing}; {shared.leader} did not send them: {error}"
+    return f"standby: {shared.leader} leads"
 
 
 async def _fetch(leader: Candidate, chain: ChainFile, channels: ChannelPool, until: int) -> None:
@@ -72,7 +74,7 @@ async def _fetch(leader: Candidate, chain: ChainFile, channels: ChannelPool, unt
             async with asyncio.timeout(STALL_SECONDS):
                 event = await stream.read()
             if not isinstance(event, services.WatchEvent):
-                raise RemoteError(pb.REASON_UNAVAILABLE, "it says no more")
+                raise RemoteError(pb.REASON_UNAVAILABLE, "it stopped sending")
             if event.HasField("statement") and event.statement.kind == pb.KIND_COMMIT:
                 await asyncio.to_thread(chain.append, event.statement)
     finally:

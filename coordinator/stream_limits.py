@@ -47,4 +47,4 @@ class Streams:
         strangers = [other for other in self._open if not self._knows(other.peer)]
         here = sum(other.address == stream.address for other in strangers)
         if len(strangers) >= limits.SPECTATORS or here >= limits.SPECTATORS_PER_ADDRESS:
-            raise RemoteError(pb.REASON_RATE, "too many strangers are watching already")
+            raise RemoteError(pb.REASON_RATE, "the limit of unknown peers' streams is reached")

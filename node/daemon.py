@@ -140,18 +140,18 @@ async def _open_run(settings: NodeSettings, daemon: Daemon) -> OpenRun:
     if settings.interface and (warning := exposed(settings.interface, address_on(settings.interface))):
         log.warning("%s", warning)
     coordinator = CoordinatorLink(settings.join, place.network.directory, place.channels)
-    manifest, appointment = await tasks.race(coordinator.run(place.door.tell))
+    manifest, appointment = await tasks.race(coordinator.run(place.door.show_wait))
     shards = await asyncio.to_thread(find_shards, manifest)
     if settings.account and manifest.settlement is None:
-        raise ConfigError("--account names who is paid, and this run settles nothing: leave it away")
+        raise ConfigError("remove --account: this run has no settlement and pays no account")
     if settings.boxes == 1 and settings.cluster is None:
         await asyncio.to_thread(warn_of_room, manifest, home.folder, devices, shards)
     own_text = await asyncio.to_thread(open_private_data, settings, home.folder, manifest)
-    place.door.tell(f"checking the run's data in {settings.data.get(manifest.data.name, home.folder / 'data')}")
+    place.door.show_wait(f"checking the run's data in {settings.data.get(manifest.data.name, home.folder / 'data')}")
     data = await asyncio.to_thread(_open_data, settings, home, manifest)
     # The folder that an operator named is not for peers, unless they find it with the coordinator.
     keep_manifest(place, manifest, () if settings.data else [ExposedCorpus(data, bytes.fromhex(manifest.data.digest))])
-    place.door.tell("reading the chain")
+    place.door.show_wait("reading the chain")
     pool = worker_pool(settings, machine, home, place, data, own_text)
     daemon.closing.push_async_callback(pool.close)
     await pool.open()
@@ -220,7 +220,7 @@ async def _open_storage(settings: NodeSettings, daemon: Daemon, run: OpenRun) ->
     run_data = open_run_data(chain, downloader, shards=run.shards)
     corpus = CorpusStore(run.data, bool(settings.data), fetching_into(run.data))
     relay_store = await asyncio.to_thread(open_relay_store, place, home, chain)
-    relays = find_relays(place, home, chain, settings.upload_copies, _lead(settings))
+    relays = find_relays(place, home, chain, settings.upload_copies, _lead_host(settings))
     place.blobs.serve(replace(place.blobs.run, keeper=relay_store))
     return Storage(run_data, corpus, fetching_into, own_shards, relay_store, relays)
 
@@ -233,7 +233,7 @@ def _open_shards(shards: Shards, place: PeerRuntime, chain: ChainFile) -> OwnSha
     return found
 
 
-def _lead(settings: NodeSettings) -> str:
+def _lead_host(settings: NodeSettings) -> str:
     """Return the peer id of our cluster's lead host; empty where we lead it."""
     return settings.cluster.lead.coordinator if settings.cluster else ""
 
@@ -253,7 +253,7 @@ async def _open_cluster(settings: NodeSettings, daemon: Daemon, run: OpenRun, st
     tasks, place, me = daemon.tasks, daemon.place, daemon.home.identity
     context = RunContext(me, run.chain, place.store, tasks)
     crew = ClusterProgress(tells_loss=run.account is None or not run.account.budget.bounds)
-    lead, account = _lead(settings), settings.account
+    lead, account = _lead_host(settings), settings.account
     state = member.start(run.chain.manifest, me.peer, run.chain.head, lead=lead, account=account)
     node = MemberDriver(context, state, run.own, crew, run.events)
     workplace = open_workplace(
@@ -272,7 +272,7 @@ async def _open_cluster(settings: NodeSettings, daemon: Daemon, run: OpenRun, st
     participant = Participant(context, node, employment.workers, run.coordinator, directory, run.own, traffic)
     node.resume()
     attendance = ParticipationSchedule(node, employment.workers, tasks, place.folder, settings.hours, run.account)
-    await attendance.look()
+    await attendance.update()
     return OpenCluster(node, employment, participant, attendance)
 
 
@@ -314,7 +314,7 @@ def _loops(
     return {
         "watch": participant.watch(),
         "offer": participant.offer(),
-        "hours": attendance.keep(),
+        "hours": attendance.update_forever(),
         "attendance": attendance.follow(),
         "supervise": _train(supply, participant, attendance, tasks, run.own_text),
         "beat": participant.beat(),
@@ -353,8 +353,8 @@ def warn_of_room(manifest: Manifest, home: Path, devices: int | None, shards: Sh
 
 async def _take_weights(folder: Path, place: PeerRuntime, home: DataDirectory, manifest: Manifest) -> None:
     """The run's imported ones, from a Hugging Face folder."""
-    place.door.tell(f"taking the run's imported weights from {folder}")
-    await import_weights(manifest.model, place.folder / MANIFEST, folder, place.store, home.folder, place.door.tell)
+    place.door.show_wait(f"importing the run's weights from {folder}")
+    await import_weights(manifest.model, place.folder / MANIFEST, folder, place.store, home.folder, place.door.show_wait)
 
 
 def _open_data(settings: NodeSettings, home: DataDirectory, manifest: Manifest) -> BlobStore:
@@ -406,6 +406,6 @@ def prover_for(settings: NodeSettings, home: DataDirectory, manifest: Manifest) 
         return Prover(home.identity, manifest, kinds[0], no_attester(error))
     if kind != SIMULATED and not home.identity_is_new:
         raise LocalError(
-            "this run admits only keys made inside the measured process, and this folder's key is older. Use an empty --home."
+            "this run admits only keys made inside the measured process, but this folder's key is older. Use an empty --home."
         )
     return Prover(home.identity, manifest, kind, attester)

@@ -66,10 +66,10 @@ class HolderSettings(PeerSettings):
 
 async def run_holder(settings: HolderSettings) -> None:
     """Run until SIGTERM or SIGINT. Raises LocalError if the run does not name this peer, and it has no archive either."""
-    await run_peer(settings, partial(_hold, settings))
+    await run_peer(settings, partial(_relay, settings))
 
 
-async def _hold(settings: HolderSettings, daemon: Daemon) -> None:
+async def _relay(settings: HolderSettings, daemon: Daemon) -> None:
     home, tasks, place, files = daemon.home, daemon.tasks, daemon.place, daemon.files
     coordinator = CoordinatorLink(settings.join, place.network.directory, place.channels)
     chain = await _open_chain(settings, daemon, coordinator)
@@ -95,7 +95,7 @@ async def _hold(settings: HolderSettings, daemon: Daemon) -> None:
     daemon.closing.push_async_callback(place.door.wait, "it ends")
     run_id = settings.join.run_id.hex()
     home.announce(role=role, api=place.door.url, run_id=run_id, name=settings.name, **place.network.endpoint.ports)
-    what = f"archiving to {settings.archive.place.url}" if settings.archive else f"keeping on {place.network.address}"
+    what = f"archiving to {settings.archive.place.url}" if settings.archive else f"relaying on {place.network.address}"
     log.info("%s is %s, %s, page and API %s", settings.name, me.peer, what, place.door.url)
     tasks.start(holder.follow(), "follow")
     if announcement is not None:
@@ -108,15 +108,15 @@ async def _hold(settings: HolderSettings, daemon: Daemon) -> None:
 async def _open_chain(settings: HolderSettings, daemon: Daemon, coordinator: CoordinatorLink) -> ChainFile:
     """Return the chain of the link's run, as its owner decided. Raises LocalError if the run has no place for this peer."""
     home, tasks, place, files = daemon.home, daemon.tasks, daemon.place, daemon.files
-    manifest, appointment = await tasks.race(coordinator.run(place.door.tell))
+    manifest, appointment = await tasks.race(coordinator.run(place.door.show_wait))
     _check_part(settings, manifest, home.identity.peer)
     keep_manifest(place, manifest)
-    place.door.tell("reading the chain")
+    place.door.show_wait("reading the chain")
     chain = await asyncio.to_thread(ChainFile, place.folder / "chain.db", manifest, views.describe)
     files.callback(chain.close)
     await tasks.race(follow_owner(chain, settings.join.coordinator, appointment, coordinator.commit))
     await asyncio.to_thread(check_forks, chain)
-    place.door.tell("looking through what it keeps")
+    place.door.show_wait("scanning the stored blobs")
     open_chain(place, chain, tasks)
     return chain
 
@@ -143,9 +143,9 @@ async def _open_archiver(
         return None, ()
 
     def tell(why: str) -> None:
-        events.say(StateChanged("archiving", why or "the archive has all that is due"))
+        events.say(StateChanged("archiving", why or "everything is archived"))
 
-    assert coordinator.signed_manifest is not None, "it said what the run is"
+    assert coordinator.signed_manifest is not None, "it sent the run's manifest"
     await asyncio.to_thread(chain.keep_signed_manifest, coordinator.signed_manifest)
     return make_archiver(settings.archive, daemon.home, daemon.place, chain, run_data, tell)
 
@@ -252,15 +252,15 @@ class RelayDaemon:
                     raise error
             elif event.HasField("statement"):
                 try:
-                    await self._take(event.statement)
+                    await self._accept(event.statement)
                 except RemoteError as error:
-                    log.warning("the coordinator sent something that does not hold: %s", error)
+                    log.warning("the coordinator sent an invalid message: %s", error)
 
     def _away(self) -> None:
         if self._announcement is not None:
             self._announcement.again()
 
-    async def _take(self, envelope: pb.Envelope) -> None:
+    async def _accept(self, envelope: pb.Envelope) -> None:
         run_id = self._chain.manifest.run_id
         if envelope.kind == pb.KIND_PEER_RECORD:
             self._directory.learn(open_envelope(envelope, run_id, (pb.KIND_PEER_RECORD,)))

@@ -79,13 +79,13 @@ class RunReader:
                     why = error
             if attempt + 1 < ATTEMPTS:
                 await asyncio.sleep(RETRY_SECONDS)
-        raise LocalError(f"nobody who can be reached serves {_of(round)}: {why.detail}. {self._advice}")
+        raise LocalError(f"no reachable peer serves {_of(round)}: {why.detail}. {self._advice}")
 
     @property
     def _advice(self) -> str:
         if self.source is not None:
-            return "Nor does the archive hold it: look whether `dilocox archive` runs there"
-        return "Ask again when more of the run's nodes are there, or read its archive: --archive URL"
+            return "The archive does not have it either: check that `dilocox archive` runs there"
+        return "Retry when more nodes of the run are live, or pass --archive URL to read its archive"
 
     async def check_archived(self) -> None:
         """Verify the whole chain in the archive: a copy from an earlier call proves nothing about the archive. Raises
@@ -94,7 +94,7 @@ class RunReader:
         try:
             await self.source.check_commits(self.chain)
         except RemoteError as error:
-            raise LocalError(f"the chain in the archive does not hold: {error}") from error
+            raise LocalError(f"the chain in the archive is not valid: {error}") from error
 
     async def frozen(self) -> None:
         """Fetch the weights under adapters, in a run on adapters. Raises LocalError if no peer serves them."""
@@ -102,7 +102,7 @@ class RunReader:
             await self.starts.have_frozen(lambda text: None)
         except RemoteError as error:
             raise LocalError(
-                f"nobody who can be reached serves the weights that the adapters are added to: {error.detail}. {self._advice}"
+                f"no reachable peer serves the weights under the adapters: {error.detail}. {self._advice}"
             ) from error
 
     async def tokenizer(self) -> None:
@@ -115,8 +115,8 @@ class RunReader:
                 await self.data.downloader.fetch(bytes.fromhex(corpus.tokenizer), self.chain.parties, limits.TOKENIZER_BYTES)
         except RemoteError as error:
             raise LocalError(
-                f"nobody who can be reached serves what the run's data say of their tokenizer: {error.detail}. Name a copy with"
-                f" --data {self.manifest.data.name}=DIR"
+                f"no reachable peer serves the tokenizer of the run's data: {error.detail}. Pass a copy with "
+                f"--data {self.manifest.data.name}=DIR"
             ) from error
 
     async def _agreed(self, round: int | None) -> Mapping[int, bytes]:
@@ -130,7 +130,7 @@ class RunReader:
             found = {round: root} if root else {}
         if not found:
             says = f"the run has not agreed on {_of(round)}; its chain has {self.chain.length} commits"
-            raise LocalError(says) if round is None else ConfigError(f"{says}: name an earlier round")
+            raise LocalError(says) if round is None else ConfigError(f"{says}: pass an earlier round")
         return found
 
     async def _have_state(self, round: int, root: bytes) -> None:
@@ -155,8 +155,8 @@ class RunReader:
                 self._have_state(round, before), self.starts.stages_of(round + 1, after), self.data.applies.take(commit)
             )
         except RemoteError as error:
-            detail = f"{error.detail}. Peers keep the last rounds, and snapshots: name a later round"
-            raise LocalError(f"round {round} cannot be replayed with what peers serve: {detail}") from error
+            detail = f"{error.detail}. Peers store the last rounds, and snapshots: pass a later round"
+            raise LocalError(f"cannot replay round {round} from what peers serve: {detail}") from error
         return round
 
 
@@ -192,7 +192,7 @@ async def open_archived(place: ArchivePlace, home: DataDirectory, say: Callable[
             say(f"checking the chain: {head.length} commits")
             await asyncio.to_thread(_follow_archive, archive, head, chain)
         except RemoteError as error:
-            raise LocalError(f"the chain in the archive {archive.url} does not hold: {error}") from error
+            raise LocalError(f"the chain in the archive {archive.url} is not valid: {error}") from error
         check_forks(chain)
         source, store = ArchiveSource(place, archive.run_id), BlobStore(path / "blobs")
         downloader = Downloader(home.identity.peer, store, Nobody(), channels, archive=source)
@@ -225,7 +225,7 @@ async def open_reader(
         say("asking the coordinator for the run")
         manifest, appointment = await coordinator.run()
         if not manifest.may_read(home.identity.peer):
-            raise LocalError("only those whom the run admits may read it: name the folder of a daemon of theirs with --home")
+            raise LocalError("only admitted peers may read the run: pass --home with the folder of an admitted daemon")
         path = home.run_folder(link.run_id)
         chain = await asyncio.to_thread(ChainFile, path / "chain.db", manifest, json_views.describe)
         try:

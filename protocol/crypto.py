@@ -63,5 +63,5 @@ class Identity:
     def from_libp2p(cls, form: bytes) -> "Identity":
         """Raises ValueError where it is not that form."""
         if not form.startswith(LIBP2P) or len(form) != len(LIBP2P) + 64:
-            raise ValueError("not libp2p's form of an Ed25519 key")
+            raise ValueError("not an Ed25519 key in libp2p's form")
         return cls(form[len(LIBP2P) : len(LIBP2P) + 32])

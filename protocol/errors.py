@@ -29,7 +29,7 @@ class Diverged(LocalError):
     """Training made numbers that are none."""
 
     def __init__(self, what: str) -> None:
-        super().__init__(f"{what}: training diverged on this node. Lower training.learning_rate.")
+        super().__init__(f"{what}: training diverged on this node. Set a lower training.learning_rate.")
 
 
 class ConfigError(LocalError):

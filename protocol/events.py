@@ -144,7 +144,7 @@ class NobodyCounted(Event):
             f"{short(each.cluster)}: {each.reason}{f' ({each.detail})' if each.detail else ''}"
             for each in self.missed[:PEERS_NAMED]
         )
-        return f"round {self.round}: nobody was counted{f': {named}' if named else ''}"
+        return f"round {self.round}: no cluster was counted{f': {named}' if named else ''}"
 
     @classmethod
     def by(cls, commit: pb.Commit) -> list[Event]:
@@ -177,7 +177,7 @@ class LeftOut(Event):
     round: int
 
     def line(self) -> str:
-        return f"round {self.round}: the coordinator accepted this node's contribution, and its commit leaves it out"
+        return f"round {self.round}: the coordinator accepted this node's contribution, but the commit does not include it"
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ class AttestationRefused(Event):
     reason: str
 
     def line(self) -> str:
-        return f"this node's attestation does not hold: {self.code}: {self.reason}"
+        return f"this node's attestation is invalid: {self.code}: {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ class WorkersEnded(Event):
     why: str
 
     def line(self) -> str:
-        return f"stage workers ended ({self.why}); starting them again"
+        return f"stage workers ended ({self.why}); restarting them"
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ class CoordinatorAway(Event):
     """Seconds since its last heartbeat."""
 
     def line(self) -> str:
-        return f"the coordinator was not heard for {self.seconds:,.0f} s"
+        return f"no message from the coordinator for {self.seconds:,.0f} s"
 
 
 @dataclass(frozen=True)
@@ -245,7 +245,7 @@ class CoordinatorBack(Event):
     kind = "coordinator-back"
 
     def line(self) -> str:
-        return "the coordinator is heard again"
+        return "the coordinator is live again"
 
 
 @dataclass(frozen=True)
@@ -257,7 +257,7 @@ class DiskLow(Event):
     folder: str
 
     def line(self) -> str:
-        return f"{self.free_bytes / 1e9:,.1f} GB are left on the disk of {self.folder}"
+        return f"the disk of {self.folder} has {self.free_bytes / 1e9:,.1f} GB free"
 
 
 # At a holder.
@@ -308,7 +308,7 @@ class Claimed(Event):
     cluster: str
 
     def line(self) -> str:
-        return f"round {self.round}: {short(self.cluster)} asks for a seat"
+        return f"round {self.round}: {short(self.cluster)} requests a seat"
 
 
 @dataclass(frozen=True)
@@ -332,7 +332,7 @@ class Heard(Event):
     cluster: str
 
     def line(self) -> str:
-        return f"round {self.round}: {short(self.cluster)} is heard again"
+        return f"round {self.round}: {short(self.cluster)} is live again"
 
 
 @dataclass(frozen=True)
@@ -344,7 +344,7 @@ class NotHeard(Event):
     cluster: str
 
     def line(self) -> str:
-        return f"round {self.round}: {short(self.cluster)} is not heard any more, and not waited for"
+        return f"round {self.round}: {short(self.cluster)} is absent; the round does not wait for it"
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,7 @@ class Way(NamedTuple):
         if host in ("", "[]") or re.fullmatch(r"[0-9]{1,5}", port) is None or not 0 < int(port) < 1 << 16:
             raise ValueError("at= is not HOST:PORT")
         if ":" in host and not (host.startswith("[") and host.endswith("]")):
-            raise ValueError("at= has an IPv6 address without brackets: it is [ADDRESS]:PORT")
+            raise ValueError("at= has an IPv6 address without brackets: use [ADDRESS]:PORT")
         return cls(at, urlsafe_b64decode(digest + "="))
 
 
@@ -186,11 +186,11 @@ class JoinLink:
             values = parse_qs(urlsplit("?" + query).query)
             places, digests, dht = values.get("at", [""]), values.get("cert", [""]), tuple(values.get("dht", ()))
             if len(places) != len(digests) or len(places) > COORDINATORS:
-                raise ValueError(f"not one cert= for each at=, or more than {COORDINATORS}")
+                raise ValueError(f"use one cert= for each at=, and at most {COORDINATORS}")
             first, *others = map(Way.parse, places, digests)
             link = cls(bytes.fromhex(run), coordinator, *first, dht, tuple(others))
             if not all(map(str.isprintable, (*places, *link.dht_addresses))):
-                raise ValueError("an address has characters that cannot be written")
+                raise ValueError("an address contains characters that are not allowed")
             return link
         except ValueError as error:
             raise ConfigError(f"not a join link: {error}. Copy the line that `dilocox coordinator` prints.") from error

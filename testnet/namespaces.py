@@ -52,7 +52,7 @@ def lacking() -> str:
     if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
         return f"network namespaces need {', '.join(missing)} (of iproute2 and util-linux)"
     trial = subprocess.run(["unshare", "--net", "sh", "-c", TRIAL], capture_output=True, text=True)
-    return f"this machine makes no network namespaces: {trial.stderr.strip()}" if trial.returncode else ""
+    return f"this machine cannot create network namespaces: {trial.stderr.strip()}" if trial.returncode else ""
 
 
 def run(*command: str) -> str:
@@ -94,7 +94,7 @@ class Namespaces:
         """`tag`: of those that were made before, in another process perhaps."""
         names = dict.fromkeys(name for net in nets for name in net.members)
         if len(names) > MOST_MEMBERS:
-            raise ConfigError(f"{len(names)} members in network namespaces; there can be {MOST_MEMBERS}")
+            raise ConfigError(f"{len(names)} daemons in network namespaces; the limit is {MOST_MEMBERS}")
         self.nets, self.tag = tuple(nets), tag or _unused_tag()
         self._numbers = {name: number for number, name in enumerate(names, 1)}
         self._switch = f"{self.tag}-0"

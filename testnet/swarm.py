@@ -121,7 +121,7 @@ def _clear(folder: Path) -> None:
     marker = folder / MARKER
     if not marker.is_file():
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise ConfigError(f"{folder} holds files that no testnet made. Name an empty folder with --folder.")
+            raise ConfigError(f"{folder} contains files that no testnet made. Use an empty folder with --folder.")
         return
     names = _made_by(marker)
     if any(running_daemon(folder / name) for name in names):
@@ -143,7 +143,7 @@ def _made_by(marker: Path) -> list[str]:
             return names
     except (ValueError, TypeError, RecursionError):
         pass
-    raise ConfigError(f"{marker} is damaged: what a testnet made here is not known. Name another folder with --folder.")
+    raise ConfigError(f"{marker} is damaged: the members of this testnet are unknown. Use another folder with --folder.")
 
 
 def _placed(member: Member, network: Namespaces) -> Member:
@@ -237,8 +237,8 @@ class Testnet:
             network = Namespaces([Net(**net) for net in found["nets"]], found["tag"]) if found else None
         except (ValueError, TypeError, LookupError, RecursionError) as error:
             raise LocalError(
-                f"{path} is damaged, or of another version, which alone can stop what it started. Daemons that still run are"
-                f" ended by hand: each says its pid in {folder}/MEMBER/daemon.json."
+                f"{path} is damaged, or of another version: use that version to stop it. Otherwise stop its "
+                f"daemons by pid: each is in {folder}/MEMBER/daemon.json."
             ) from error
         return cls(folder, members, network)
 
@@ -254,12 +254,12 @@ class Testnet:
         for member in self.members:
             if member.name == name:
                 return member
-        raise ConfigError(f"no member {name}; there are: {', '.join(member.name for member in self.members)}")
+        raise ConfigError(f"no member {name}; use one of: {', '.join(member.name for member in self.members)}")
 
     def start(self, member: Member, attached: bool = True) -> None:
         """Start a member's daemon; its output goes to `<name>.log`. Raises LocalError if its network is gone."""
         if self.network is not None and not self.network.laid:
-            raise LocalError("this testnet's network was removed. Start a testnet anew: dilocox testnet up")
+            raise LocalError("this testnet's network was removed. Start a new testnet: dilocox testnet up")
         if (earlier := self.processes.pop(member.name, None)) is not None:
             earlier.wait(timeout=STOP_SECONDS)
         environment = dict(os.environ)

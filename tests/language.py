@@ -5,6 +5,7 @@ The rules are those of docs/glossary.md that a program can find. A hit is a sent
 
 import ast
 import io
+import math
 import re
 import tokenize
 from collections import Counter
@@ -12,12 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["RULES", "Sentence", "broken", "measure", "pages", "sentences", "texts"]
+__all__ = ["RULES", "Sentence", "broken", "measure", "of_messages", "pages", "sentences", "texts"]
 
 RULES = ("nominal", "fragment", "private", "long")
-"""Rules by name: a nominal clause as subject, a docstring without a head, a private word, over 35 words in a page."""
+"""Rules by name: a nominal clause as subject, a docstring without a head, a private word, too many words."""
 
-LONGEST_WORDS = 35
+LONGEST = {"page": 35, "message": 25}
+"""Most words of a sentence, by its kind. A placeholder counts once."""
 NOMINAL = re.compile(r"(Who|What|Whom|Whose|Where|Which|Whoever|Whatever|How)\b")
 FRAGMENT = re.compile(
     r"(Of|As|Between|With|By|None|And|But|Also|Until|Since|For|In|At|To|From|On|Over|Besides?|Not|Free of|Set|Told|Asked|"
@@ -33,13 +35,21 @@ PRIVATE = re.compile(
 """Words that the project used in a sense of its own. Some are plain words elsewhere, so a page may use a few."""
 
 
+DIALECT = re.compile(
+    r"\b(say|box(es)?|mend|dial(s|led)?|to be had|leave (it|them) (away|out)|(is|are) no (?!longer|more)[a-z]+|ours|"
+    r"the lead(?! host|er)|there (is|are) no|takes? no part|who(m|ever)?\b(?! can| may)|foretell|sealed?|not heard)\b",
+    re.IGNORECASE,
+)
+"""Dialect of earlier messages. An error names what failed, the value, and what to do: use, pass, set, run."""
+
+
 class Sentence(NamedTuple):
     """Sentence of a text, with its place."""
 
     where: str
     text: str
     kind: str
-    """`page`, `comment`, or `docstring`, also of an attribute."""
+    """`page`, `comment`, `message`, or `docstring`, also of an attribute."""
     first: bool
     """True for the first sentence of its text."""
 
@@ -61,9 +71,9 @@ def broken(sentence: Sentence) -> set[str]:
         found.add("nominal")
     if sentence.first and sentence.kind == "docstring" and FRAGMENT.match(sentence.text):
         found.add("fragment")
-    if PRIVATE.search(sentence.text):
+    if PRIVATE.search(sentence.text) or (sentence.kind == "message" and DIALECT.search(sentence.text)):
         found.add("private")
-    if sentence.kind == "page" and len(sentence.text.split()) > LONGEST_WORDS:
+    if len(sentence.text.split()) > LONGEST.get(sentence.kind, math.inf):
         found.add("long")
     return found
 
@@ -84,6 +94,14 @@ def texts(root: Path, path: Path) -> Iterator[Sentence]:
     for line, kind, text in written(path):
         for number, sentence in enumerate(sentences(text)):
             yield Sentence(f"{path.relative_to(root)}:{line}", sentence, kind, number == 0)
+
+
+def of_messages(source: str, found: list[str]) -> Iterator[Sentence]:
+    """Yield the sentences of a source's messages, with X for each placeholder and each option."""
+    for message in found:
+        text = re.sub(r"\{[^{}]*\}|%[-+.\d]*[sdf]|--[a-z-]+", "X", message)
+        for number, sentence in enumerate(sentences(text)):
+            yield Sentence(source, sentence, "message", number == 0)
 
 
 def pages(path: Path) -> Iterator[tuple[int, str, str]]:

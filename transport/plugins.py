@@ -23,7 +23,7 @@ def installed(group: str) -> dict[str, metadata.EntryPoint]:
         try:
             found |= {entry.name: entry for entry in distribution.entry_points.select(group=group)}
         except Exception as error:  # files of another program may contain anything
-            log.debug("the entry points of an installed distribution cannot be read: %s", error)
+            log.debug("cannot read the entry points of an installed distribution: %s", error)
     return found
 
 
@@ -31,7 +31,7 @@ def load(entry: metadata.EntryPoint) -> Callable[..., Any]:
     """Import what an entry point names. Raises ConfigError if that fails, or is nothing to call."""
     try:
         if not callable(found := entry.load()):
-            raise TypeError(f"{entry.value} is no command and no function")
+            raise TypeError(f"{entry.value} is not a command and not a function")
     except (Exception, SystemExit) as error:  # a plugin's code and its dependencies may raise anything
         raise _unusable(entry, error, "loaded") from error
     return found

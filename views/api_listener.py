@@ -45,7 +45,7 @@ server_log.addFilter(_is_ours)
 
 BACKLOG = 128
 """Most connections that wait while one application replaces another."""
-ROOM = "it goes on by itself as soon as there is room; nothing that was announced is lost"
+ROOM = "it continues by itself as soon as there is free space; everything that it announced is stored"
 
 
 class ApiListener:
@@ -62,7 +62,7 @@ class ApiListener:
             fresh_per_second=limits.API_FRESH_CONNECTIONS_PER_SECOND,
         )
         self.connections = ConnectionLimits(table=table)
-        self.says = "it starts"
+        self.says = "it is starting"
         """Reason of the wait, until there is an API."""
         self.advice = ""
         self._room = True
@@ -91,10 +91,10 @@ class ApiListener:
 
     async def wait(self, says: str, advice: str = "") -> None:
         """Answer every request with what the daemon waits for. Raises OSError."""
-        self.tell(says, advice)
+        self.show_wait(says, advice)
         await self.show(self._waiting())
 
-    def tell(self, says: str, advice: str = "", stands_by: bool = False) -> None:
+    def show_wait(self, says: str, advice: str = "", stands_by: bool = False) -> None:
         """It waits for something else now. `stands_by`: and does what it should."""
         self.says, self.advice, self._stands_by = says, advice, stands_by
 
@@ -105,10 +105,10 @@ class ApiListener:
         try:
             await self.wait(says, ROOM)
         except OSError as error:  # what there is too little of may be what an answer needs
-            log.warning("nobody can ask while this daemon waits: %s", error)
+            log.warning("the API cannot answer while this daemon waits: %s", error)
         yield
         self._room = True
-        self.tell("it starts again")
+        self.show_wait("it is restarting")
 
     async def close(self) -> None:
         for each in self._sockets:
@@ -124,7 +124,7 @@ class ApiListener:
             return {"role": "waiting", "state": state, "why": self.says, "advice": self.advice, "answers": answers}
 
         async def not_yet(request: web.Request) -> web.StreamResponse:
-            raise Problem("waiting", f"this daemon has nothing to tell yet: {self.says}")
+            raise Problem("waiting", f"this daemon has no answer yet: {self.says}")
 
         app = create_app(CollectorRegistry(), status)
         app.router.add_get("/", page())
@@ -139,12 +139,12 @@ async def open_listener(listen: str, home: DataDirectory, run_id: bytes, name: s
     watching = asyncio.create_task(door.connections.watch(door.port), name="API connections")
     watching.add_done_callback(_log_failure)
     try:
-        await door.wait("it starts")
+        await door.wait("it is starting")
         kept = {key: port for key, port in home.remembered().items() if key in ("port", "dht_port")}
         try:
             home.announce(**kept, role="waiting", api=door.url, run_id=run_id.hex(), name=name)
         except OSError as error:  # it then waits for disk space
-            log.warning("nobody finds %s: %s", door.url, error)
+            log.warning("commands on this machine cannot find %s: %s", door.url, error)
         yield door
     finally:
         watching.cancel()
@@ -154,7 +154,7 @@ async def open_listener(listen: str, home: DataDirectory, run_id: bytes, name: s
 
 def _log_failure(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("the limits of the API's connections are not applied any more", exc_info=error)
+        log.error("the limits of the API's connections no longer apply", exc_info=error)
 
 
 def _bind(listen: str) -> list[socket.socket]:
@@ -177,5 +177,5 @@ def _bind(listen: str) -> list[socket.socket]:
             with contextlib.suppress(OSError):
                 each.close()
         what = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
-        raise PortError(f"the API cannot be served at {listen}: {what}. Choose another port with --api HOST:PORT.") from error
+        raise PortError(f"cannot serve the API at {listen}: {what}. Use another port with --api HOST:PORT.") from error
     return bound

@@ -24,63 +24,69 @@ class Fault(NamedTuple):
     daemon."""
 
 
-_ELSEWHERE = "name a place on another one (of a daemon: --home)"
+_ELSEWHERE = "use a folder on another disk (for a daemon: --home)"
 
 FAULTS: Mapping[str, Fault] = {
-    "usage": Fault("an option, a variable or a file cannot be used as it is", "mend what the sentence names", lasts=True),
-    "ours": Fault("this machine cannot go on", "do what the sentence says"),
-    "theirs": Fault("what another peer said breaks a rule, whose name stands first", "look the reason up below"),
+    "usage": Fault("an option, a variable or a file cannot be used as it is", "correct what the message names", lasts=True),
+    "ours": Fault("this machine cannot continue", "follow the message"),
+    "theirs": Fault("data from another peer break a rule; the message begins with the rule's name", "see that reason below"),
     "disk-full": Fault(
-        "a write found no room", f"free some space on that disk, or {_ELSEWHERE}; nothing that was announced is lost"
+        "a write failed: the disk is full", f"free space on that disk, or {_ELSEWHERE}; everything that was announced is stored"
     ),
-    "quota": Fault("your share of that disk is used up", f"free some space within your quota, or {_ELSEWHERE}"),
+    "quota": Fault("the user's quota on that disk is used up", f"free space within the quota, or {_ELSEWHERE}"),
     "read-only": Fault("that disk is read-only", _ELSEWHERE),
     "no-permission": Fault(
-        "this user may not do that", "name a place that is yours, or run it as the user to whom that one belongs", lasts=True
+        "this user does not have the permission",
+        "use a folder of this user, or run it as the user that owns the folder",
+        lasts=True,
     ),
-    "no-such-file": Fault("a file or folder that was named is not there", "name another, or make it first"),
+    "no-such-file": Fault("a file or folder that was named does not exist", "name another, or create it first"),
     "wrong-kind": Fault(
-        "there is a file where a folder should be, or a folder where a file should be", "name another", lasts=True
+        "a file was found where a folder is needed, or a folder where a file is needed", "name another", lasts=True
     ),
     "taken-port": Fault(
-        "another program listens there, or this user or this machine may not",
-        "end that program, or use another port with --port, --dht-port or --api",
+        "another program uses the port, or this user or machine may not open it",
+        "stop that program, or use another port with --port, --dht-port or --api",
     ),
-    "too-many-files": Fault("the process has as many files open as it may", "raise the limit: `ulimit -n 65536`"),
-    "not-text": Fault("a file is no text in UTF-8", "name another, or convert it", lasts=True),
-    "no-memory": Fault("the machine has too little memory", "end something else; `dilocox check LINK` says what a run needs"),
-    "locked": Fault("another program holds a database of ours", "end it, or wait until it is done"),
+    "too-many-files": Fault("the process reached its limit of open files", "raise the limit: `ulimit -n 65536`"),
+    "not-text": Fault("a file is not text in UTF-8", "pass another, or convert it", lasts=True),
+    "no-memory": Fault(
+        "the machine has too little memory", "stop other programs; run `dilocox check LINK` to see what a run needs"
+    ),
+    "locked": Fault("another program has locked a database of the daemon", "stop it, or wait until it is done"),
     "database": Fault(
-        "a database cannot be read or written", f"look whether that disk is full, read-only or broken, or {_ELSEWHERE}"
+        "a database cannot be read or written", f"check whether that disk is full, read-only or broken, or {_ELSEWHERE}"
     ),
     "not-running": Fault(
-        "no daemon runs there, it only starts, or it does not answer",
-        "start one with `dilocox node --join LINK`, or name its --home",
+        "no daemon runs there, it is still starting, or it does not answer",
+        "start one with `dilocox node --join LINK`, or pass its --home",
     ),
     "wrong-host": Fault(
-        "the API answers for its own address only", "ask by IP address, by localhost, or by the name in --api", 403
+        "the API answers only requests for its address", "use the IP address, localhost, or the name in --api", 403
     ),
-    "wrong-origin": Fault("another site's page asked", "open the daemon's own page", 403),
+    "wrong-origin": Fault("the page of another site sent the request", "open the daemon's page", 403),
     "not-the-operator": Fault(
-        "pausing and leaving are for who may read api.key in the daemon's folder", "run the verb as the daemon's user", 403
+        "only a user who can read api.key in the daemon's folder may pause or end it",
+        "run the command as the daemon's user",
+        403,
     ),
-    "not-here": Fault("this daemon cannot do that", "do what the sentence says", 409),
-    "no-number": Fault("a number was expected", "ask for /v1/rounds?last=NUMBER", 400),
+    "not-here": Fault("this daemon cannot do that", "follow the message", 409),
+    "no-number": Fault("a number was expected", "use /v1/rounds?last=NUMBER", 400),
     "no-round": Fault("a round's number was expected", "end the path with the number of a round", 400),
-    "no-peer": Fault("an id was expected, or how it begins", "`dilocox peers` has those that there are", 400),
-    "no-event-id": Fault("an event's number was expected", "ask for /v1/events?after=NUMBER", 400),
-    "no-such-round": Fault(
-        "no commit closed that round yet, or it is long gone", "`dilocox rounds` has those that there are", 404
+    "no-peer": Fault("an id was expected, or its beginning", "run `dilocox peers` to list them", 400),
+    "no-event-id": Fault("an event's number was expected", "use /v1/events?after=NUMBER", 400),
+    "no-such-round": Fault("no commit closed that round yet, or it was deleted", "run `dilocox rounds` to list them", 404),
+    "no-such-peer": Fault("an id was expected, or its beginning", "run `dilocox peers` to list them", 404),
+    "no-attestation": Fault("this run requires no evidence", "nothing", 404),
+    "no-such-path": Fault("the API has no such path", "/openapi.json lists all paths", 404),
+    "wrong-method": Fault("that path needs another method", "/openapi.json lists the methods", 405),
+    "too-many-requests": Fault("one connection sent too many requests", "wait a second, and send fewer requests", 429),
+    "too-many-readers": Fault("the limit of event streams is reached", "close one of them", 503),
+    "waiting": Fault(
+        "the daemon starts, or waits for its coordinator or for free space", "run `dilocox status` for the reason", 503
     ),
-    "no-such-peer": Fault("an id was expected, or how it begins", "`dilocox peers` has those that there are", 404),
-    "no-attestation": Fault("this run asks for no evidence", "nothing", 404),
-    "no-such-path": Fault("the API has no such path", "/openapi.json has all of them", 404),
-    "wrong-method": Fault("that path is asked in another way", "/openapi.json says which", 405),
-    "too-many-requests": Fault("one connection asks more often than it may", "wait a second, and ask less often", 429),
-    "too-many-readers": Fault("as many read events as may at once", "end one of them", 503),
-    "waiting": Fault("the daemon starts, waits for its coordinator, or for room", "`dilocox status` says what for", 503),
-    "not-known": Fault("whether the daemon is well is not known yet", "wait: it is on its way", 503),
-    "not-well": Fault("the daemon is not well, and why stands behind it", "`dilocox status` says what to do", 503),
+    "not-known": Fault("the health of the daemon is not known yet", "wait: the first check is in progress", 503),
+    "not-well": Fault("the daemon is not healthy; the message has the reason", "run `dilocox status` for the remedy", 503),
 }
 
 _ERRNO = {

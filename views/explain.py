@@ -64,13 +64,13 @@ def explain(
     """
     happened, told = events(number), chain.detail(number)
     if told is None and number != chain.length:
-        raise NotThere(f"no round {number}: the run stands at round {chain.length}", code="no-such-round")
+        raise NotThere(f"no round {number} yet: round {chain.length} is the newest", code="no-such-round")
     if told is None and chain.head.finished:
-        raise NotThere(f"no round {number}: the run is finished, and its last was round {number - 1}", code="no-such-round")
+        raise NotThere(f"no round {number}: the run is finished, its last round was {number - 1}", code="no-such-round")
     name = _one(chain, number, told, peer) if peer else me
     if told is None:
         says = [*_waited(happened, None), *([_mine_now(chain, name, me, stands)] if name else [])]
-        open_rows = says or [_row("open", "no commit closed it yet, and nothing is kept of why")]
+        open_rows = says or [_row("open", "no commit closed it yet; the reason is not recorded")]
         return {**OPEN, "round": number, "findings": open_rows}
     detail: View = json.loads(told)
     before = [row for row in json.loads(chain.rows(max(0, number - USUAL), number)) if row["counted"]]
@@ -156,9 +156,9 @@ def _counting(detail: View, least: int) -> Iterator[View]:
         yield _row("began", f"its commit seated {len(detail['next_roster'])} clusters, with which the run began")
         return
     if detail["closing"]:
-        yield _row("counted", "the round's commit only agreed on the run's last state: nobody is counted in it")
+        yield _row("counted", "the round's commit agreed on the run's last state: it counts no cluster")
         return
-    nobody = f"; the run needs {least} that take part" if detail["roster"] and not detail["counted"] else ""
+    nobody = f"; the run needs at least {least} clusters" if detail["roster"] and not detail["counted"] else ""
     yield _row("counted", f"{detail['counted']} of {detail['roster']} clusters{nobody}")
     for item in detail["excluded"]:
         yield _excluded(item)
@@ -186,7 +186,7 @@ def _clips(detail: View) -> Iterator[View]:
             yield _row(
                 "clipped",
                 f"{short(item['cluster'])} to {item['clipped']:.2f} of its norm {norms}",
-                "what was cut off stays with its author, and counts later",
+                "the clipped part stays in the cluster's error feedback, and a later round counts it",
             )
 
 
@@ -254,7 +254,7 @@ def _mine(chain: ChainFile, number: int, name: str, me: str, detail: View, happe
             do = advice("left" if why == "counted" else why).do  # it was counted, and then left or paused
             return _row(about, f"{who} was not on the roster; it was last in round {earlier}: {why}", do)
     return _row(
-        about, f"{who} was not on the roster, nor in the {LOOK_BACK} rounds before", "nothing: it claims a seat by itself"
+        about, f"{who} was not on the roster, and not in the {LOOK_BACK} rounds before", "nothing: it claims a seat by itself"
     )
 
 

@@ -25,7 +25,7 @@ View = dict[str, Any]
 
 ON_ITS_WAY = ("starting", "restarting", "synchronising", "joining", "warming up")
 """States in which a node is not in the round yet, and will be."""
-QUORUM_ADVICE = "nothing on a machine that is live; restart the clusters that are away, or let another node join in their place"
+QUORUM_ADVICE = "if this machine is live: nothing; restart the absent clusters, or start another node instead"
 
 
 def health(status: View) -> View:
@@ -37,7 +37,7 @@ def health(status: View) -> View:
         for each in status["answers"]:
             if each["decides"] and each["answer"] is given:
                 return {"well": given, "why": f"{each['question']} {each['says']}", "do": each["do"]}
-    return {"well": True, "why": "it does what it should", "do": ""}
+    return {"well": True, "why": "all checks passed", "do": ""}
 
 
 def answers(status: View, agreed: bool | None) -> list[View]:
@@ -48,14 +48,14 @@ def answers(status: View, agreed: bool | None) -> list[View]:
     was_counted = counted[-1] if any(counted) or (counted and missed) else None
     in_round = None if status["state"] in ON_ITS_WAY else status["on_roster"]
     sync = {
-        True: "our state is the run's",
-        False: "our state is not the run's",
-        None: "the run has agreed on none of our states yet",
+        True: "this node's state equals the run's",
+        False: "this node's state differs from the run's",
+        None: "the run has not agreed on a state of this node yet",
     }
-    history = f"in {sum(counted)} of the last {len(counted)} rounds that counted anybody" if counted else uncounted(status)
-    last = "the last round counted nobody" if status["nobody_counted"] else "not counted"
+    history = f"in {sum(counted)} of the last {len(counted)} rounds that counted a cluster" if counted else uncounted(status)
+    last = "the last round counted no cluster" if status["nobody_counted"] else "not counted"
     why = "".join(f"; {last}: {item['reason']}" for item in missed[:1])
-    dial = "" if status["reachable"] is not False else "forward the gRPC port; look at --host"
+    dial = "" if status["reachable"] is not False else "forward the gRPC port; check --host"
     return [
         # Relays store payloads of unreachable nodes. Without a relay such a node is not counted either.
         _answer("Reachable?", status["reachable"], status["reach"], dial, decides=False),
@@ -68,18 +68,18 @@ def answers(status: View, agreed: bool | None) -> list[View]:
 
 def uncounted(status: View) -> str:
     """Return the reason of a node whose `counted` is empty."""
-    return "none of the last rounds counted anybody" if status["round"] > 1 else "no round counted anybody yet"
+    return "none of the last rounds counted a cluster" if status["round"] > 1 else "no round counted a cluster yet"
 
 
 def answers_of_holder(reachable: bool | None, reach: str, connected: bool, lacking: str, asked: bool = True) -> list[View]:
     """Return the three health checks of a daemon that stores and does not train. `lacking`: what is wrong with its
     archive. `asked`: peers should be able to reach it; without it, reachability does not matter."""
-    dial = "" if reachable is not False or not asked else "forward the gRPC port; look at --host"
-    heard = "the coordinator is heard" if connected else "the coordinator is away"
+    dial = "" if reachable is not False or not asked else "forward the gRPC port; check --host"
+    heard = "the coordinator is live" if connected else "the coordinator is away"
     return [
         _answer("Reachable?", reachable, reach, dial, decides=asked),
         _answer("Following?", connected, heard),
-        _answer("Keeping?", not lacking, lacking or "all that is due"),
+        _answer("Keeping?", not lacking, lacking or "everything is archived"),
     ]
 
 
@@ -90,7 +90,7 @@ def answers_of_coordinator(phase: str, paused: bool, why: str) -> list[View]:
 
 def answers_of_standby(says: str) -> list[View]:
     """The one of a coordinator that does not lead, and is ready to."""
-    return [_answer("Standing by?", True, says)]
+    return [_answer("Standby?", True, says)]
 
 
 def answers_of_waiting(room: bool, says: str, do: str) -> list[View]:

@@ -33,20 +33,24 @@ View = views.View
 
 
 LAST_ROUNDS = Number(
-    name="last", says="so many, the newest; else all", digits=9, code="no-number", wrong="how many? /v1/rounds?last=NUMBER"
+    name="last",
+    says="number of the newest rounds to return; all without it",
+    digits=9,
+    code="no-number",
+    wrong="last is not a number: use /v1/rounds?last=NUMBER",
 )
 PEER = Word(
     name="peer",
-    says="the beginning of the id of a cluster: what became of its work",
+    says="beginning of a cluster's id: explain the result of its work",
     longest=limits.TEXT_CHARACTERS,
     code="no-peer",
-    wrong="which peer? /v1/explain/NUMBER?peer=PEER",
+    wrong="peer is missing: use /v1/explain/NUMBER?peer=PEER",
 )
-_numbered = partial(Number, code="no-event-id", wrong="events are numbered: ?after=NUMBER", digits=16)
-SEEN = _numbered(name="Last-Event-ID", says="as `after`, of who comes back; wins over the others", header=True)
-AFTER = _numbered(name="after", says="those after the event of this id")
-LAST_EVENTS = _numbered(name="last", says="so many, the newest")
-TO_THE_END = Flag(name="follow", says="`no`: end with the newest", word="no")
+_numbered = partial(Number, code="no-event-id", wrong="after is not a number: use ?after=NUMBER", digits=16)
+SEEN = _numbered(name="Last-Event-ID", says="as `after`, sent on reconnection; it overrides the others", header=True)
+AFTER = _numbered(name="after", says="events after this id")
+LAST_EVENTS = _numbered(name="last", says="number of the newest events")
+TO_THE_END = Flag(name="follow", says="`no`: end after the newest event", word="no")
 
 
 def json_response(value: Any) -> web.Response:
@@ -91,7 +95,7 @@ def within_limits(connections: ConnectionLimits) -> Middleware:
             if (seconds := connections.table.admit(endpoint, "")) is None:
                 if connections.table.is_excessive(endpoint) and request.transport is not None:
                     request.transport.abort()
-                raise Problem("too-many-requests", "this connection asks too often")
+                raise Problem("too-many-requests", "this connection sends too many requests")
             if seconds:
                 await asyncio.sleep(seconds)
         return await handler(request)
@@ -105,9 +109,9 @@ def wrong_address(host: str, origin: str | None, named: str) -> Problem | None:
     whatever the headers are."""
     name = _split(host).hostname or ""
     if name not in ("localhost", named) and not _is_ip(name):
-        return Problem("wrong-host", "ask by IP address, by localhost, or by the name in --api")
+        return Problem("wrong-host", "use the IP address, localhost, or the name in --api")
     if origin is not None and _split(origin, "").netloc != host:
-        return Problem("wrong-origin", "another site's page may not ask this")
+        return Problem("wrong-origin", "pages of other sites may not send this request")
     return None
 
 
@@ -209,7 +213,7 @@ def _round_of(request: web.Request) -> int:
     """Raises Problem where the path names none."""
     text = request.match_info["number"]
     if not (text.isascii() and text.isdecimal() and len(text) <= 10 and int(text) < limits.ROUNDS):
-        raise Problem("no-round", "which round? its number ends the path")
+        raise Problem("no-round", "the path must end with the number of a round")
     return int(text)
 
 
@@ -246,7 +250,7 @@ def _stream(events: EventLog) -> Handler:
         if last and seen is None:
             after = max(after, events.newest - last)
         if readers >= limits.EVENT_STREAMS:
-            raise Problem("too-many-readers", f"{limits.EVENT_STREAMS} readers of events are served already")
+            raise Problem("too-many-readers", f"the limit of {limits.EVENT_STREAMS} event streams is reached")
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         await response.prepare(request)
         readers += 1

@@ -45,7 +45,7 @@ class Healthy(Collector):
 
     def collect(self) -> Iterable[Metric]:
         if self.well is not None:
-            yield GaugeMetricFamily("dilocox_well", "1 where the daemon is well, as /readyz says", value=self.well)
+            yield GaugeMetricFamily("dilocox_well", "1 if the daemon is healthy, as in /readyz", value=self.well)
 
 
 class RunMetrics(Collector):
@@ -71,17 +71,17 @@ class RunMetrics(Collector):
         """Commits in a row that counted others and not `me`; None: none of either kind was seen."""
         self._losses: dict[str, float | None] = {"loss": None, "evaluation_loss": None}
         for number in range(max(0, self._next - LOOK_BACK), self._next):
-            self._look(number)
+            self._detail(number)
 
     def refresh(self) -> None:
         """Blocking: reads what was appended."""
         with self._refreshing:
             self._next = min(self._next, self._chain.length)  # the owner may have given up commits
-            while (detail := self._look(self._next)) is not None:
+            while (detail := self._detail(self._next)) is not None:
                 self._count(detail)
                 self._next += 1
 
-    def _look(self, number: int) -> dict[str, Any] | None:
+    def _detail(self, number: int) -> dict[str, Any] | None:
         text = self._chain.detail(number)
         if text is None:
             return None
@@ -106,19 +106,19 @@ class RunMetrics(Collector):
     def collect(self) -> Iterable[Metric]:
         head = self._chain.head
         build = {"role": self._role, "version": metadata.version("dilocox")}
-        yield InfoMetricFamily("dilocox_build", "What runs here", value=build)
-        yield GaugeMetricFamily("dilocox_round_current", "The open round", value=head.round)
+        yield InfoMetricFamily("dilocox_build", "Role and version of this daemon", value=build)
+        yield GaugeMetricFamily("dilocox_round_current", "Number of the open round", value=head.round)
         yield GaugeMetricFamily("dilocox_rounds_wanted", "Rounds of the run", value=self._chain.manifest.rounds.count)
-        yield GaugeMetricFamily("dilocox_run_finished", "1 when the run has closed its last round", value=head.finished)
+        yield GaugeMetricFamily("dilocox_run_finished", "1 if the run has closed its last round", value=head.finished)
         if head.round and not head.finished:
             since = max(0.0, time.time() - head.closed_at_ms / 1000)
-            yield GaugeMetricFamily("dilocox_round_open_seconds", "How long the open round has been open", value=since)
+            yield GaugeMetricFamily("dilocox_round_open_seconds", "Seconds since the open round was opened", value=since)
         yield GaugeMetricFamily("dilocox_roster_clusters", "Clusters on the open round's roster", value=len(head.roster))
-        yield from self._told()
+        yield from self._event_metrics()
         yield from self._of_rounds()
         yield from self._of_machine()
 
-    def _told(self) -> Iterable[Metric]:
+    def _event_metrics(self) -> Iterable[Metric]:
         happened = CounterMetricFamily("dilocox_events", "Events, by kind", labels=["kind"])
         for kind in sorted(each.kind for each in Event.__subclasses__()):
             happened.add_metric([kind], self._events.kinds[kind])
@@ -134,13 +134,13 @@ class RunMetrics(Collector):
         votes = CounterMetricFamily("dilocox_contributions", "Clusters of rosters, by verdict", labels=["verdict", "reason"])
         for (verdict, reason), count in sorted(self._contributions.items()):
             votes.add_metric([verdict, reason], count)
-        phases = SummaryMetricFamily("dilocox_round_phase_seconds", "How long rounds took, by phase", labels=["phase"])
+        phases = SummaryMetricFamily("dilocox_round_phase_seconds", "Duration of rounds, by phase", labels=["phase"])
         for phase, (count, total) in self._phases.items():
             phases.add_metric([phase], count, total)
         yield from (rounds, votes, phases)
         for name, key, what in (
-            ("dilocox_round_loss", "loss", "Training loss of the last round that counted anybody, nats per token"),
-            ("dilocox_held_out_loss", "evaluation_loss", "Held-out loss of the newest state that was measured, nats per token"),
+            ("dilocox_round_loss", "loss", "Training loss of the last round that counted a cluster, nats per token"),
+            ("dilocox_held_out_loss", "evaluation_loss", "Held-out loss of the newest measured state, nats per token"),
         ):
             if (value := self._losses[key]) is not None:
                 yield GaugeMetricFamily(name, what, value=value)
@@ -151,16 +151,14 @@ class RunMetrics(Collector):
             yield GaugeMetricFamily("dilocox_rounds_missed", "Counting commits in a row without this node", value=self._missed)
 
     def _of_machine(self) -> Iterable[Metric]:
-        moved = CounterMetricFamily(
-            "dilocox_network_bytes", "Bytes of messages, by what they are", labels=["direction", "kind"]
-        )
+        moved = CounterMetricFamily("dilocox_network_bytes", "Bytes of messages, by kind", labels=["direction", "kind"])
         for (direction, kind), count in sorted(self._traffic.bytes.items()):
             moved.add_metric([direction, kind], count)
-        allowed = GaugeMetricFamily("dilocox_network_limit_bytes_per_second", "What may pass now", labels=["direction"])
+        allowed = GaugeMetricFamily("dilocox_network_limit_bytes_per_second", "Current limit of traffic", labels=["direction"])
         for direction, limit in (("sent", self._traffic.upload), ("received", self._traffic.download)):
             if (rate := limit.bytes_per_second) is not None:
                 allowed.add_metric([direction], rate)
         yield from (moved, allowed)
         disk = shutil.disk_usage(self._chain.path.parent)
-        yield GaugeMetricFamily("dilocox_disk_free_bytes", "Room on the disk of the run's folder", value=disk.free)
-        yield GaugeMetricFamily("dilocox_disk_size_bytes", "Its size", value=disk.total)
+        yield GaugeMetricFamily("dilocox_disk_free_bytes", "Free space on the disk of the run's folder", value=disk.free)
+        yield GaugeMetricFamily("dilocox_disk_size_bytes", "Size of that disk", value=disk.total)

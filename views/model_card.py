@@ -15,7 +15,7 @@ LOSSES_SHOWN = 5
 CONTRIBUTORS_SHOWN = 100
 QWEN2 = (
     "Load it with `PreTrainedTokenizerFast.from_pretrained`. For this family `AutoTokenizer` of transformers 5 normalizes and",
-    "splits text as Qwen2's own tokenizer does, whatever `tokenizer.json` says.",
+    "splits text as Qwen2's tokenizer does, despite `tokenizer.json`.",
 )
 
 
@@ -37,7 +37,7 @@ def model_card(manifest: Manifest, commits: Iterable[Statement[pb.Commit]], roun
     facts = {
         "run": f"`{manifest.run_id.hex()}`",
         "parameters": f"{parameter_count(manifest.model):,}, family {manifest.model.config.model_type}",
-        "begun from": _origin(manifest),
+        "initial state": _origin(manifest),
         "data": f"{manifest.data.name}, corpus `{manifest.data.digest}`",
         "rounds": f"{trained:,} of {manifest.rounds.count:,} that were counted, {tokens.total():,} tokens",
         "state root": f"`{root.hex()}`",
@@ -51,8 +51,8 @@ def model_card(manifest: Manifest, commits: Iterable[Statement[pb.Commit]], roun
         "",
         f"# {manifest.run.name}",
         "",
-        "Trained together by those below, over the internet, with dilocox (DiLoCoX, arXiv 2506.21263). The run's signed commits",
-        "prove who contributed what; `dilocox verify` rechecks them.",
+        "Trained over the internet by the contributors below, with dilocox (DiLoCoX, arXiv 2506.21263).",
+        "The run's signed commits prove each contribution; run `dilocox verify` to recheck them.",
         "",
         *_table(("", ""), list(facts.items())),
     ]
@@ -62,7 +62,7 @@ def model_card(manifest: Manifest, commits: Iterable[Statement[pb.Commit]], roun
     if tokens:
         shown = tokens.most_common(CONTRIBUTORS_SHOWN)
         rows = [(f"`{cluster}`", f"{count:,}") for cluster, count in shown]
-        lines += ["", "## Who trained it", "", *_table(("cluster", "tokens counted"), rows)]
+        lines += ["", "## Contributors", "", *_table(("cluster", "tokens counted"), rows)]
         if len(tokens) > len(shown):
             rest = tokens.total() - sum(count for _, count in shown)
             lines += ["", f"And {len(tokens) - len(shown):,} more, with {rest:,} tokens."]

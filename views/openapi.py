@@ -13,21 +13,21 @@ __all__ = ["SAYS", "describe"]
 
 SAYS = {
     "/": "The page",
-    "/livez": "Whether it lives",
-    "/readyz": "Whether it is well: 200, or 503 with the reason",
-    "/metrics": "What Prometheus reads",
+    "/livez": "Liveness of the daemon",
+    "/readyz": "Health: 200, or 503 with the reason",
+    "/metrics": "Metrics for Prometheus",
     "/openapi.json": "This",
-    "/v1/status": "Am I reachable, in sync, in this round, and counted? What `dilocox status` shows",
-    "/v1/peers": "Who is there",
-    "/v1/stages": "Which stage has how many replicas",
-    "/v1/rounds": "The rounds so far",
+    "/v1/status": "State of this daemon: reachable, in sync, in this round, counted. The data of `dilocox status`",
+    "/v1/peers": "Peers of the run",
+    "/v1/stages": "Stages, with the replicas of each",
+    "/v1/rounds": "Closed rounds",
     "/v1/rounds/{number}": "One round in full",
-    "/v1/explain/{number}": "Why a round was slow, short, or without somebody",
-    "/v1/events": "What happens, as server-sent events",
-    "/v1/attest/{peer}": "Challenge a peer now",
-    "/v1/pause": "Take no part until resumed",
-    "/v1/resume": "Take part again",
-    "/v1/leave": "Leave, and end the daemon",
+    "/v1/explain/{number}": "Reasons why a round was slow, or did not count a cluster",
+    "/v1/events": "Events, as server-sent events",
+    "/v1/attest/{peer}": "Challenge a peer for evidence",
+    "/v1/pause": "Pause training until resumed",
+    "/v1/resume": "Resume training",
+    "/v1/leave": "Leave the run, and end the daemon",
 }
 """Summaries, by path."""
 OPERATOR = ("/v1/pause", "/v1/resume", "/v1/leave")
@@ -59,7 +59,7 @@ def describe(app: web.Application) -> dict[str, Any]:
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
             for name in re.findall(r"\{(\w+)\}", path)
         ] + [each.view for each in declared(route.handler)]
-        wrong = {"description": "why not", "content": {"application/problem+json": {}}}
+        wrong = {"description": "reason", "content": {"application/problem+json": {}}}
         paths.setdefault(path, {})[route.method.lower()] = {
             "summary": SAYS.get(path, path),
             **({"parameters": parameters} if parameters else {}),

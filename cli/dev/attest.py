@@ -59,7 +59,7 @@ class _PeerByDefault(TyperGroup):
 app = typer.Typer(
     cls=_PeerByDefault,
     no_args_is_help=True,
-    help="Show what a peer's hardware says, or this machine's: `attest PEER`, `attest self`; `attest verify` for a file.",
+    help="Show the hardware evidence of a peer, or of this machine: `attest PEER`, `attest self`; `attest verify` for a file.",
 )
 
 
@@ -67,16 +67,18 @@ app = typer.Typer(
 def peer(
     peer: Annotated[str, typer.Argument(help="Peer id, as `dilocox peers` shows it; `self`: this machine.")],
     home: AskOption = None,
-    simulated: Annotated[bool, typer.Option("--simulated", help="Of self: the simulated kind, whatever the hardware.")] = False,
-    simulated_measurement: Annotated[Path | None, typer.Option(help="Of self: as `dilocox node` takes it.")] = None,
+    simulated: Annotated[
+        bool, typer.Option("--simulated", help="With self: evidence of the simulated kind, on any hardware.")
+    ] = False,
+    simulated_measurement: Annotated[Path | None, typer.Option(help="With self: as in `dilocox node`.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Challenge a peer now, and say what its evidence proves to this node. Of `self`: say which kind and measurement this machine
-    would show, for a run's policy, unverified."""
+    """Challenge a peer, and print what its evidence proves to this node. With `self`: print the kind and measurement of this
+    machine for a run's policy, unverified."""
     if peer == SELF:
         value = _of_this_machine(simulated, simulated_measurement)
     elif simulated or simulated_measurement is not None:
-        fail("--simulated and --simulated-measurement go with `attest self`", Exit.USAGE, "leave them out")
+        fail("use --simulated and --simulated-measurement only with `attest self`", Exit.USAGE, "remove them")
     else:
         value = api_call(home, f"/v1/attest/{peer}", method="POST")
     if as_json:
@@ -108,13 +110,13 @@ def measurement_of(evidence: Evidence) -> tuple[str, ...]:
 
 @app.command("verify")
 def verify(
-    kind: Annotated[str, typer.Option(help="simulated, or a plugin's: dilocox-tee has tdx, sev-snp and nvidia.")],
+    kind: Annotated[str, typer.Option(help="simulated, or a kind of a plugin: dilocox-tee has tdx, sev-snp and nvidia.")],
     blob: Annotated[Path, typer.Option(help="Quote or report: raw, hexadecimal or base64.")],
     certs: Annotated[list[Path] | None, typer.Option(help="PEM or DER certificates, any order.")] = None,
     collateral: Annotated[Path | None, typer.Option(help="TDX: the collateral's JSON.")] = None,
-    nonce: Annotated[str | None, typer.Option(help="NVIDIA: the nonce the report must carry, hexadecimal.")] = None,
-    now: Annotated[int | None, typer.Option(help="Verify as of this Unix time; default: now.")] = None,
-    policy: Annotated[Path | None, typer.Option(help="Also appraise by this run file's [attestation].")] = None,
+    nonce: Annotated[str | None, typer.Option(help="NVIDIA: the nonce that the report must contain, hexadecimal.")] = None,
+    now: Annotated[int | None, typer.Option(help="Verify as of this Unix time (default: now).")] = None,
+    policy: Annotated[Path | None, typer.Option(help="Also appraise with the [attestation] of this run file.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Verify evidence on disk, offline: claims and exit 0, or the reject code and exit 1."""
@@ -144,7 +146,7 @@ def verify(
 def _appraise(settings: Any, claims: Claims | GpuClaims, now: int) -> dict[str, Any]:
     """By the policy; the report data is taken as it is: a file on disk answers nobody's challenge."""
     if isinstance(claims, GpuClaims):
-        return asdict(Verdict(False, Code.KIND, "GPU evidence never admits without a CPU's", 0))
+        return asdict(Verdict(False, Code.KIND, "GPU evidence alone never admits: pass evidence of the CPU too", 0))
     return asdict(Policy(settings).appraise(claims, claims.report_data, now))
 
 
@@ -159,7 +161,7 @@ def _hexadecimal(text: str) -> bytes:
     try:
         return bytes.fromhex(text)
     except ValueError:
-        fail(f"--nonce {text}", Exit.USAGE, "hexadecimal, 64 digits")
+        fail(f"--nonce {text}", Exit.USAGE, "pass 64 hexadecimal digits")
 
 
 def decode_blob(raw: bytes) -> bytes:

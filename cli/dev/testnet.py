@@ -50,11 +50,11 @@ from dilocox.transport.store.files import NAMED_BYTES, read_at_most
 __all__ = ["app"]
 
 app = typer.Typer(help="A swarm of real daemons on this machine.", no_args_is_help=True)
-FolderOption = Annotated[Path | None, typer.Option("--folder", help="Where it lives (default: ~/.dilocox/testnet).")]
+FolderOption = Annotated[Path | None, typer.Option("--folder", help="Folder of the testnet (default: ~/.dilocox/testnet).")]
 
 LATE_APPLY_SECONDS = 30.0
 """A row is printed after this time even if a node has not applied its commit: the node may be dead."""
-LINE_HELP = ", each way, such as 100mbit: every box in a network namespace (root; default: all on loopback)."
+LINE_HELP = ", in each direction, such as 100mbit: puts every host in a network namespace (root; default: all on loopback)."
 COLUMNS = (
     ("round", 6),
     ("loss", 7),
@@ -69,33 +69,36 @@ COLUMNS = (
 @app.command("up")
 def up(
     folder: FolderOption = None,
-    nodes: Annotated[int, typer.Option(min=1, help="How many nodes.")] = 3,
-    boxes: Annotated[int, typer.Option(min=1, help="Boxes of each node's cluster, every one a daemon of its own.")] = 1,
+    nodes: Annotated[int, typer.Option(min=1, help="Number of nodes.")] = 3,
+    boxes: Annotated[int, typer.Option(min=1, help="Hosts of each node's cluster; each runs a daemon.")] = 1,
     devices: Annotated[
-        int | None, typer.Option(**DEVICES, help="Stage workers per box (default: 2, or 1 with --private-epsilon).")
+        int | None, typer.Option(**DEVICES, help="Stage workers per host (default: 2, or 1 with --private-epsilon).")
     ] = None,
-    lan: Annotated[str | None, typer.Option(help=f"Of the line between a cluster's boxes{LINE_HELP}")] = None,
-    wan: Annotated[str | None, typer.Option(help=f"Of each box's line to everybody else{LINE_HELP}")] = None,
-    preset: Annotated[str, typer.Option(help="The run's preset.")] = "tiny",
-    run_file: Annotated[Path | None, typer.Option("--run", help="A run file instead of a preset.")] = None,
-    upload: Annotated[str | None, typer.Option(metavar="RATE", help="What each node may send, such as 20mbit.")] = None,
-    kill: Annotated[list[str] | None, typer.Option(help="NAME@ROUND: kill -9 that member when the round opens.")] = None,
+    lan: Annotated[str | None, typer.Option(help=f"Bandwidth between the hosts of a cluster{LINE_HELP}")] = None,
+    wan: Annotated[str | None, typer.Option(help=f"Bandwidth between each host and the rest{LINE_HELP}")] = None,
+    preset: Annotated[str, typer.Option(help="Preset of the run.")] = "tiny",
+    run_file: Annotated[Path | None, typer.Option("--run", help="Run file, instead of a preset.")] = None,
+    upload: Annotated[str | None, typer.Option(metavar="RATE", help="Upload limit of each node, such as 20mbit.")] = None,
+    kill: Annotated[
+        list[str] | None, typer.Option(help="NAME@ROUND: kill that daemon with SIGKILL when the round opens.")
+    ] = None,
     baseline: Annotated[
         bool, typer.Option(help="At the end, train one node alone for as many inner steps. It takes longer than the run.")
     ] = False,
     data: DataOption = None,
     private: Annotated[
-        list[Path] | None, typer.Option(metavar="DIR", help="Of a run on private data, a node's own: said once for each node.")
+        list[Path] | None,
+        typer.Option(metavar="DIR", help="Corpus of one node, in a run on private data; repeat it for each node."),
     ] = None,
-    private_epsilon: Annotated[float | None, typer.Option(min=0.01, help="As of `dilocox node`, for each of them.")] = None,
-    private_delta: Annotated[float | None, typer.Option(min=1e-12, max=0.1, help="As of `dilocox node`.")] = None,
-    private_clip: Annotated[float | None, typer.Option(min=1e-6, help="As of `dilocox node`.")] = None,
+    private_epsilon: Annotated[float | None, typer.Option(min=0.01, help="As in `dilocox node`, for each node.")] = None,
+    private_delta: Annotated[float | None, typer.Option(min=1e-12, max=0.1, help="As in `dilocox node`.")] = None,
+    private_clip: Annotated[float | None, typer.Option(min=1e-6, help="As in `dilocox node`.")] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Start and return; stop with `testnet down`.")] = False,
 ) -> None:
-    """Start a swarm, show a table of its rounds, stop it when the run is finished. Replaces an earlier testnet."""
+    """Start a swarm, print a table of its rounds, and stop it when the run is finished. Replaces an earlier testnet."""
     kills = [_parse_kill(text, member_names(nodes, boxes)) for text in kill or []]
     folder = folder or testnet_folder()
-    with working("making the run's data"):
+    with working("building the run's data"):
         run, key = _preset_run(preset, nodes) if run_file is None else _read_run(run_file)
     manifest = Manifest.from_toml(run.decode())
     folders = {manifest.data.name: library(manifest.data.name), **parse_folders(data or ())}
@@ -104,7 +107,7 @@ def up(
         store = check_corpus(manifest, place)
     if nodes < manifest.rounds.start_clusters:
         fail(
-            f"the run starts with {manifest.rounds.start_clusters} clusters, the testnet has {several(nodes, 'node')}",
+            f"the run needs {manifest.rounds.start_clusters} clusters to start, but the testnet has {several(nodes, 'node')}",
             Exit.USAGE,
             f"use --nodes {manifest.rounds.start_clusters}, or set a smaller rounds.start_clusters in {run_file}",
         )
@@ -112,7 +115,7 @@ def up(
     budget = {"private_epsilon": private_epsilon, "private_delta": private_delta, "private_clip": private_clip}
     PrivateOptions(private=next(iter(private), None), **budget).settings(devices, boxes > 1)
     devices = devices or (2 if private_epsilon is None else 1)
-    options = ["--threads", "1", *_said(devices=devices, upload=upload, **budget)]
+    options = ["--threads", "1", *_as_options(devices=devices, upload=upload, **budget)]
     testnet = Testnet.create(folder, run, key, nodes, options, place, boxes, _lines(lan, wan, boxes), private)
     signal.signal(signal.SIGTERM, _interrupt)
     if detach:
@@ -144,7 +147,7 @@ def _leave_running(testnet: Testnet) -> None:
         raise
 
 
-def _said(**options: Any) -> list[str]:
+def _as_options(**options: Any) -> list[str]:
     """Return options of `dilocox node`, without those that are None."""
     found = ((f"--{name.replace('_', '-')}", str(value)) for name, value in options.items() if value is not None)
     return [word for pair in found for word in pair]
@@ -154,18 +157,18 @@ def _own_data(manifest: Manifest, store: BlobStore, nodes: int, private: list[Pa
     """A folder for each node of a run on private data; none else. `store`: of the run's corpus."""
     if manifest.data.private and len(private) != nodes:
         fail(
-            f"{several(nodes, 'node')} to train on private data, of which {len(private)} were named",
+            f"{several(nodes, 'node')} must train on private data, but {len(private)} corpora were passed",
             Exit.USAGE,
-            "say --private DIR once for each node",
+            "pass --private DIR once for each node",
         )
     if private and not manifest.data.private:
         fail(
-            "--private is for a run whose data are private",
+            "--private needs a run on private data",
             Exit.USAGE,
-            "leave it out, or set data.private = true in the run file",
+            "remove it, or set data.private = true in the run file",
         )
     shared = corpus_in(store, bytes.fromhex(manifest.data.digest))
-    assert shared is not None, "it was checked"
+    assert shared is not None, "it was verified"
     for folder in private:
         check_own(manifest, shared, folder, last_built(folder))
     return [folder.absolute() for folder in private]
@@ -174,13 +177,17 @@ def _own_data(manifest: Manifest, store: BlobStore, nodes: int, private: list[Pa
 def _lines(lan: str | None, wan: str | None, boxes: int) -> LinkRates | None:
     """Return the bandwidth limits. None: loopback, because no limit was requested or this machine cannot set one."""
     if lan is not None and boxes == 1:
-        fail("--lan is the line between the boxes of a cluster, and each has one", Exit.USAGE, "say --boxes 2, or --wan")
+        fail(
+            "--lan limits the network between the hosts of a cluster, but each cluster has one host",
+            Exit.USAGE,
+            "pass --boxes 2, or use --wan",
+        )
     lan_speed = bits_per_second(lan, "--lan") if lan is not None else None
     wan_speed = bits_per_second(wan, "--wan") if wan is not None else None
     if lan_speed is None and wan_speed is None:
         return None
     if why := lacking():
-        errors.print(f"{why}: all run on loopback instead, as fast as this machine is", highlight=False, soft_wrap=True)
+        errors.print(f"{why}: all daemons use loopback without a limit", highlight=False, soft_wrap=True)
         return None
     return LinkRates(lan_speed, wan_speed)
 
@@ -192,7 +199,7 @@ def _interrupt(number: int, frame: Any) -> None:
 def _preset_run(preset: str, nodes: int) -> tuple[bytes, bytes]:
     """Return a run file that begins with so many nodes, and its owner's key."""
     if preset not in preset_names():
-        fail(f"no preset {preset}", Exit.USAGE, f"one of: {', '.join(preset_names())}")
+        fail(f"no preset {preset}", Exit.USAGE, f"use one of: {', '.join(preset_names())}")
     secret = os.urandom(32)
     digest, _ = build_stdlib(library(STDLIB))
     text = render_preset(preset, f"testnet-{preset}", Identity(secret).key.hex(), data=STDLIB, digest=digest, machines=nodes)
@@ -205,18 +212,18 @@ def _read_run(run_file: Path) -> tuple[bytes, bytes]:
         return text.encode(), read_at_most(beside(run_file, ".key"), NAMED_BYTES)
     except OSError as error:
         fail(
-            f"the run's key cannot be read: {error}",
+            f"cannot read the run's key: {error}",
             Exit.USAGE,
-            f"it lies beside the run file; or make a run: dilocox init {run_file}",
+            f"put it beside the run file, or run: dilocox init {run_file}",
         )
 
 
 def _parse_kill(text: str, names: Sequence[str]) -> tuple[str, int]:
     name, _, round = text.partition("@")
     if not round.isdecimal():
-        fail(f"--kill {text}: write NAME@ROUND, such as node-2@5", Exit.USAGE)
+        fail(f"cannot read --kill {text}: use NAME@ROUND, such as node-2@5", Exit.USAGE)
     if name not in names:
-        fail(f"--kill {text}: there will be no {name}", Exit.USAGE, f"one of: {', '.join(names)}")
+        fail(f"--kill {text}: the testnet has no {name}", Exit.USAGE, f"use one of: {', '.join(names)}")
     return name, int(round)
 
 
@@ -239,9 +246,9 @@ class StatesTold:
         """Return why the roots differ; None: every node had one state after every round."""
         made = {round: roots for round, roots in self._roots.items() if round > 1}  # not the initial state
         if not made:
-            return "no node told a state that a round had made"
+            return "no node reported the state after a round"
         differ = [str(round - 1) for round, roots in sorted(made.items()) if len(roots) > 1]
-        return f"nodes held different states after round {', '.join(differ)}" if differ else None
+        return f"nodes have different states after round {', '.join(differ)}" if differ else None
 
 
 class Watcher:
@@ -400,11 +407,11 @@ def _print_traffic(testnet: Testnet, watched: Watcher) -> None:
     if not counted:
         return
     console.print(
-        f"\nbytes of each box's WAN line per counted round, in rounds {rounds[0]} to {rounds[-1]}, by its interface",
+        f"\nWAN bytes of each host per counted round, in rounds {rounds[0]} to {rounds[-1]}, counted at its interface",
         highlight=False,
         soft_wrap=True,
     )
-    columns = ["box", "sent", "received", "of its cluster's"]
+    columns = ["host", "sent", "received", "of its cluster's"]
     rows = []
     for member in testnet.nodes:
         box, cluster = traffic[member.name], [traffic[other.name] for other in testnet.nodes if other.lead == member.lead]
@@ -437,7 +444,7 @@ def _train_alone(testnet: Testnet, steps: int, data: Path, private: Path | None)
             told = json.loads(line)
             bar.at(told["step"])
     if child.returncode or "evaluation_loss" not in told:
-        raise LocalError("the node alone did not get to its end; why stands above")
+        raise LocalError("the baseline of one node did not finish; the error is above")
     loss: float = told["evaluation_loss"]
     return loss
 
@@ -475,20 +482,20 @@ def _member_status(member: Member) -> dict[str, Any]:
 def kill(
     name: Annotated[str, typer.Argument(help="coordinator, node-1, node-2, …")],
     folder: FolderOption = None,
-    term: Annotated[bool, typer.Option("--term", help="SIGTERM instead of SIGKILL.")] = False,
+    term: Annotated[bool, typer.Option("--term", help="Send SIGTERM instead of SIGKILL.")] = False,
 ) -> None:
-    """kill -9 a member's daemon."""
+    """Kill a member's daemon with SIGKILL."""
     testnet = Testnet.load(folder or testnet_folder())
     testnet.kill(testnet.member(name), signal.SIGTERM if term else signal.SIGKILL)
 
 
 @app.command("start")
 def start(name: Annotated[str, typer.Argument(help="A member that does not run.")], folder: FolderOption = None) -> None:
-    """Start a killed member again, on its folder, detached."""
+    """Restart a killed member on its folder, detached."""
     testnet = Testnet.load(folder or testnet_folder())
     member = testnet.member(name)
     if member.facts() is not None:
-        fail(f"{name} runs already", Exit.USAGE)
+        fail(f"{name} already runs", Exit.USAGE)
     testnet.start(member, attached=False)
 
 

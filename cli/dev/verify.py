@@ -42,7 +42,7 @@ __all__ = ["verify"]
 def verify(
     run: Annotated[
         str | None,
-        typer.Argument(metavar="[LINK|RUN-ID]", help="The run that it must be: its join link, @FILE that holds it, or its id."),
+        typer.Argument(metavar="[LINK|RUN-ID]", help="The expected run: its join link, @FILE with it, or its id."),
     ] = None,
     home: HomeOption = None,
     join: ReadOption = None,
@@ -51,11 +51,11 @@ def verify(
     replay: Annotated[int | None, typer.Option(metavar="N", help="Also replay round N from the blobs on disk.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Recompute every commit from the signed statements inside it. The run id is the hash of the manifest, which names
-    the signer of commits: with the id, the file needs no trust. With --join the chain, and data for a replay, come from peers."""
+    """Recompute every commit from the signed statements inside it. The run id is the hash of the manifest, which names the
+    signer of commits: with the id, the file needs no trust. With --join, peers send the chain, and the data for a replay."""
     wanted = None if run is None else _run_id(run)
     if join is not None and wanted not in (None, read_link(join).run_id):
-        fail("--join is the link of another run than the one named", Exit.USAGE, "leave the name away, or the link")
+        fail("--join is the link of another run than the one passed as argument", Exit.USAGE, "pass only one of them")
 
     async def fetch(reader: RunReader) -> int:
         if replay is not None:
@@ -77,13 +77,13 @@ def _verify(chains: list[Path], wanted: bytes | None, replay: int | None, bar: W
             continue  # of another run, whatever state that is in
         with ChainFile.for_reading(path) as chain:
             if wanted not in (None, chain.manifest.run_id):
-                fail(f"{path} holds the run {chain.manifest.run_id.hex()}")
+                fail(f"{path} contains the run {chain.manifest.run_id.hex()}")
             shards = find_shards(chain.manifest) if replay is not None else None
             try:
                 commits = list(bar.each("checking the commits", chain.verify(), chain.length))
                 replayed = None if replay is None else replay_round(chain, path.parent, commits, replay, bar, shards)
             except RemoteError as error:
-                fail(f"{path}: the chain does not hold: {error}")
+                fail(f"{path}: the chain is not valid: {error}")
             check_forks(chain)
             newest = commits[-1].digest.hex() if commits else ""
             reports.append(
@@ -101,13 +101,17 @@ def _verify(chains: list[Path], wanted: bytes | None, replay: int | None, bar: W
 
 def _show(reports: list[dict[str, Any]], wanted: bytes | None, replay: int | None, as_json: bool) -> None:
     if wanted is not None and not reports:
-        fail(f"no chain of the run {wanted.hex()} is here", Exit.USAGE, "name the --home of a daemon that takes part in it")
+        fail(
+            f"no chain of the run {wanted.hex()} on this disk",
+            Exit.USAGE,
+            "pass --home with the folder of a daemon of that run",
+        )
     if as_json:
         print_json(reports)
         return
     for report in reports:
         console.print(
-            f"{report['commits']} commits hold, head {str(report['head'])[:16]}…   {report['chain']}", highlight=False
+            f"{report['commits']} commits are valid, head {str(report['head'])[:16]}…   {report['chain']}", highlight=False
         )
         console.print(f"run {report['run']}, signed by {report['coordinator']}", highlight=False)
         if report["replayed"] is not None:
@@ -128,15 +132,19 @@ def replay_round(
     run."""
     if not 1 <= round < len(commits) - 1:
         last = len(commits) - 2
-        have = f"1 … {last} can" if last > 0 else "none can yet"
-        fail(f"round {round} cannot be replayed; {have}: of these the next round's commit has the state", Exit.USAGE)
+        have = f"rounds 1 … {last} can be" if last > 0 else "no round can be yet"
+        fail(f"cannot replay round {round}: {have}, once the next round's commit names the state", Exit.USAGE)
     store = BlobStore(folder / "blobs")
     before, after = (store.stage_digests(commits[number].body.state) for number in (round, round + 1))
     if not before or not after or not all(digest in store for digest in before):
         here = [
             c.body.round for c in commits[1:-1] if (held := store.stage_digests(c.body.state)) and all(d in store for d in held)
         ]
-        those = f"it has those of rounds {', '.join(map(str, here))}" if here else "--join LINK reads it from the run"
+        those = (
+            f"the folder has the states of rounds {', '.join(map(str, here))}"
+            if here
+            else "pass --join LINK to read it from the run"
+        )
         fail(f"the state before round {round} is not on this disk", Exit.USAGE, those)
     bar.begin(f"reading what round {round} counted")
     items = taken(commits[round].body)
@@ -152,7 +160,7 @@ def replay_round(
     for stage, wanted in enumerate(bar.each(f"replaying round {round}", after, len(after))):
         for digest in (before[stage], *(each[stage].digest for each in leaves)):
             if not store.verify(digest):
-                fail(f"round {round}, stage {stage}: the blob {digest.hex()[:16]}… is damaged on this disk")
+                fail(f"round {round}, stage {stage}: the blob {digest.hex()[:16]}… on this disk is damaged")
         for item, each in zip(items, leaves, strict=True):
             leaf = each[stage]
             check_payload(chain.manifest, item.cluster, round, leaf, store.view(leaf.digest), rank_or_k)
@@ -162,7 +170,7 @@ def replay_round(
         commit.apply_to(state, store.view)
         digest = digest_of([state.state_bytes()])
         if digest != wanted:
-            fail(f"round {round}, stage {stage}: replay gives {digest.hex()[:16]}…, the chain says {wanted.hex()[:16]}…")
+            fail(f"round {round}, stage {stage}: the replay gives {digest.hex()[:16]}…, the chain records {wanted.hex()[:16]}…")
         digests[str(stage)] = digest.hex()
     return digests
 

@@ -34,10 +34,10 @@ SILENCE_SECONDS = 6 * QUIET_SECONDS
 
 
 def events(
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what happens from now on.")] = False,
-    since: Annotated[int, typer.Option(min=0, max=(1 << 53) - 1, metavar="ID", help="Only what came after this event.")] = 0,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue with new events as they happen.")] = False,
+    since: Annotated[int, typer.Option(min=0, max=(1 << 53) - 1, metavar="ID", help="Only events after this number.")] = 0,
     home: AskOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, an event a line.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one event per line.")] = False,
 ) -> None:
     """Show events, oldest first: rounds, clusters that joined and left, clusters not counted and why."""
     told = False
@@ -51,7 +51,7 @@ def events(
         else:
             console.print(_line(event), highlight=False, soft_wrap=True)
     if since and not told:
-        errors.print(f"nothing came after event {since}", style="dim", highlight=False)
+        errors.print(f"no event after {since}", style="dim", highlight=False)
 
 
 def _line(event: dict[str, Any]) -> str:
@@ -65,7 +65,7 @@ def _events(home: Path | None, since: int, follow: bool) -> Iterator[dict[str, A
         yield from _stream(find_daemon(home)["api"] + f"/v1/events?after={since}&follow={'yes' if follow else 'no'}")
         return
     path = find_event_log(home)
-    errors.print(f"no daemon tells of it; reading {path}", style="dim", highlight=False, soft_wrap=True)
+    errors.print(f"no daemon serves these events; reading {path}", style="dim", highlight=False, soft_wrap=True)
     for each in read_events(path, since):
         yield each.view()
 
@@ -86,6 +86,6 @@ def _stream(url: str) -> Iterator[dict[str, Any]]:
     except HTTPException:
         stranger(url, "or no API")
     except (OSError, ValueError) as error:
-        fail(f"the daemon does not answer any more: {error}", Exit.NOT_RUNNING, "go on with --since and the last number above")
+        fail(f"the daemon stopped answering: {error}", Exit.NOT_RUNNING, "continue with --since and the last number above")
     if "follow=yes" in url:
-        fail("the daemon ended", Exit.NOT_RUNNING, "without -f its folder is read")
+        fail("the daemon ended", Exit.NOT_RUNNING, "run it without -f to read the folder")

@@ -23,7 +23,7 @@ def print_why(number: int, peer: str, home: Path | None, as_json: bool) -> None:
         print_json(value)
         return
     median, slow = value["usual_seconds"], value["slow_above_seconds"]
-    usual = f" (the median of the rounds before is {median:.1f} s; slow is above {slow:.1f} s)" if median is not None else ""
+    usual = f" (median of the rounds before: {median:.1f} s; slow: above {slow:.1f} s)" if median is not None else ""
     took = f": {value['seconds']:.1f} s{usual}" if value["seconds"] is not None else ""
     console.print(f"round {value['round']}: {value['verdict']}{took}", style="bold", highlight=False, soft_wrap=True)
     for row in value["findings"]:

@@ -35,25 +35,25 @@ LABEL_WIDTH = 9
 def status(
     check: Annotated[
         bool,
-        typer.Option("--check", help="Exit with 6 where the daemon is not well, with 4 where that is not known yet."),
+        typer.Option("--check", help="Exit with 6 if the daemon is not healthy, with 4 if that is not known yet."),
     ] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Show status, rounds and peers live, until Ctrl-C.")] = False,
     every: Annotated[
-        float | None, typer.Option(min=0.5, max=3600, help="Seconds between two looks of --watch (default: 2).")
+        float | None, typer.Option(min=0.5, max=3600, help="Seconds between two updates of --watch (default: 2).")
     ] = None,
     home: AskOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show on one screen: reachable, in sync, in this round, counted?"""
+    """Show on one screen whether a daemon is reachable, in sync, in this round, and counted."""
     if watch:
         if check or as_json:
-            raise ConfigError("--watch shows a screen: drop --check and --json")
+            raise ConfigError("--watch prints a screen: remove --check and --json")
         from dilocox.cli.look.watch import watch as show_live  # loads slowly
 
         show_live(home, every or 2.0)
         return
     if every is not None:
-        raise ConfigError("--every sets the pace of --watch: pass both")
+        raise ConfigError("--every sets the interval of --watch: pass both")
     ended = has_ended(home)
     value = _stored().status(home) if ended else api_call(home, "/v1/status")
     if as_json:
@@ -100,7 +100,7 @@ def status_rows(value: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _well(health: dict[str, Any]) -> tuple[str, str]:
     word = {True: "yes", False: "no", None: "not known yet"}[health["well"]]
-    return "well", word if health["well"] else f"{word}: {health['why']}"
+    return "healthy", word if health["well"] else f"{word}: {health['why']}"
 
 
 def _waiting_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
@@ -110,14 +110,14 @@ def _waiting_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
 def _stopped_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
     run, counted = value["run"], value["counted"]
     who = f"   node {short(value['peer'])}" if value["peer"] else ""
-    is_open = f"round {value['round']} was open, {value['trained']} of {run['rounds']} rounds counted somebody"
+    is_open = f"round {value['round']} was open; {value['trained']} of {run['rounds']} rounds counted a cluster"
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value["closed_at"]))
     return [
         ("run", f"{run['name']} ({run['run_id'][:8]}…){who}   {value['folder']}"),
         ("state", f"{value['why']}; {'the run is finished' if value['finished'] else is_open}"),
         ("last", f"the commit of round {value['round'] - 1} was made at {at}" if value["round"] else "no commit was made"),
         *([("counted", f"{sum(counted)} of the last {len(counted)} rounds")] if counted else []),
-        ("help", "`dilocox rounds`, `rounds N --why`, `events`, `verify` and `export` read this folder, too"),
+        ("help", "`dilocox rounds`, `rounds N --why`, `events`, `verify` and `export` also read this folder"),
     ]
 
 
@@ -140,15 +140,15 @@ def _node_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
     if value["privacy"] is not None:
         lines.append(("privacy", value["privacy"]))
     if value["hours"] is not None:
-        lines.append(("hours", f"takes part {value['hours']} by this machine's clock"))
+        lines.append(("hours", f"trains at {value['hours']} by this machine's clock"))
     if len(value["boxes"]) > 1 or value["cluster"] != value["peer"]:
         hosts = "; ".join(f"{short(box['peer'])} {_listed(box['stages'])}" for box in value["boxes"])
-        lines.append(("cluster", f"led by {short(value['cluster'])}   stages by box: {hosts or 'not on the roster yet'}"))
+        lines.append(("cluster", f"lead host {short(value['cluster'])}   stages by host: {hosts or 'not on the roster yet'}"))
     lines += [
         ("network", f"{value['address']}   {value['reach']}{_clock(value['clock_offset'])}"),
         ("counted", f"{sum(counted)} of the last {len(counted)} rounds" if counted else uncounted(value)),
         ("speed", f"{value['tokens_per_second']:,.0f} tok/s   loss {number(value['loss'])}{_of_round(value)}"),
-        ("line", network_line(value["network"])),
+        ("traffic", network_line(value["network"])),
     ]
     if not value["codec_native"]:
         lines.append(("codec", "runs its reference: install a C compiler, then dilocox again, for the fast path"))
@@ -160,13 +160,13 @@ def _node_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
         text = f"until {_until(result)}" if result["attested"] else f"refused: {result['code']}: {result['reason']}"
         lines.append(("attested", f"{label}, {text}"))
     for item in value["excluded"]:
-        last = "the last round counted nobody" if value["nobody_counted"] else "not counted"
+        last = "the last round counted no cluster" if value["nobody_counted"] else "not counted"
         lines += [("warning", f"{last}: {_reason(item)}"), *([("help", item["do"])] if item["do"] else [])]
     if value["nobody_keeps"]:
-        why = "nobody of the roster can be dialled, and no relay or archive of the run either: nobody can be counted"
+        why = "no cluster of the roster is reachable, and the run has no relay and no archive: no cluster can be counted"
         lines += [
             ("warning", why),
-            ("help", "one of you opens a port; the next run names a relay (dilocox relay, dilocox archive)"),
+            ("help", "open the port of one node, or name a relay in the next run (dilocox relay, dilocox archive)"),
         ]
     lines += [("help", value["advice"])] if value["advice"] else []
     return lines
@@ -227,11 +227,15 @@ def _coordinator_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
     lines = [("run", f'{run["name"]} ({run["run_id"][:8]}…)   coordinator {short(value["peer"])} "{value["name"]}"')]
     if value["finished"]:
         return [*lines, ("state", value["why"])]
-    counts = f"{value['contributions']} contributions, {value['receipts']} receipts of {len(value['roster'])} clusters"
+    counts = f"{value['contributions']} contributions, {value['receipts']} votes of {len(value['roster'])} clusters"
     lines += [("state", f"{value['phase']}: {value['why']}"), ("round", f"{value['round']}/{run['rounds']}: {counts}")]
-    lines += [*_left(value), ("line", network_line(value["network"])), *(("absent", short(peer)) for peer in value["absent"])]
+    lines += [
+        *_left(value),
+        ("traffic", network_line(value["network"])),
+        *(("absent", short(peer)) for peer in value["absent"]),
+    ]
     lines += [("refused", f"{short(item['peer'])}: {_reason(item)}") for item in value["refused"]]
-    roles = {True: "leads", False: "stands by"}
+    roles = {True: "leads", False: "standby"}
     lines += [(roles[each["leads"]], f'"{each["name"]}" at {each["address"]}') for each in value["coordinators"]]
     return lines
 
@@ -242,8 +246,8 @@ def _relay_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
         ("run", f'{run["name"]} ({run["run_id"][:8]}…)   {value["role"]} {short(value["peer"])} "{value["name"]}"'),
         ("state", "the run is finished" if value["finished"] else f"round {value['round']}/{run['rounds']} is open"),
         ("network", f"{value['address']}   {value['reach']}"),
-        ("keeps", f"{several(value['kept_blobs'], 'blob')}, {value['kept_bytes']:,} B"),
-        ("line", network_line(value["network"])),
+        ("stores", f"{several(value['kept_blobs'], 'blob')}, {value['kept_bytes']:,} B"),
+        ("traffic", network_line(value["network"])),
         *([] if value["coordinator_connected"] else [("warning", "the coordinator is away")]),
     ]
 
@@ -256,14 +260,16 @@ def _archive_lines(value: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         *_relay_lines(value),
         ("archive", archive["url"]),
-        ("holds", f"{archive['commits']} commits; {kept}; {'the data' if archive['data'] else 'not all of the data yet'}"),
+        ("contains", f"{archive['commits']} commits; {kept}; {'the data' if archive['data'] else 'not all of the data yet'}"),
         *([("payloads", f"of rounds {log}")] if log else []),
         *([("warning", archive["why"])] if archive["why"] else []),
     ]
 
 
 def peers(
-    peer: Annotated[str | None, typer.Argument(help="Only those whose id begins so; or as tables have it, 12D3…k7Qm.")] = None,
+    peer: Annotated[
+        str | None, typer.Argument(help="Only peers whose id begins with this; or an id as tables print it, 12D3…k7Qm.")
+    ] = None,
     stages: Annotated[bool, typer.Option("--stages", help="List the stages instead, with the replicas of each.")] = False,
     home: AskOption = None,
     as_json: JsonOption = False,
@@ -271,13 +277,13 @@ def peers(
     """List the peers of the run."""
     if stages:
         if peer is not None:
-            raise ConfigError("--stages lists the stages of the run: drop PEER")
+            raise ConfigError("--stages lists the stages of the run: remove PEER")
         _print_stages(home, as_json)
         return
     known = _stored().peers(home) if has_ended(home) else api_call(home, "/v1/peers")
     rows = [row for row in known if peer is None or is_meant(row["peer"], peer)]
     if peer is not None and not rows:
-        fail(f"{peer} begins no peer's id", Exit.USAGE, do_about("no-such-peer"), "no-such-peer")
+        fail(f"no peer's id begins with {peer}", Exit.USAGE, do_about("no-such-peer"), "no-such-peer")
     if as_json:
         print_json(rows)
         return
@@ -291,7 +297,7 @@ PEER_COLUMNS = [
     "cluster",
     "stages",
     "roster",
-    "standing",
+    "reputation",
     "present",
     "round",
     "step",
@@ -344,7 +350,7 @@ def _print_stages(home: Path | None, as_json: bool) -> None:
             f"{row['first_unit']}-{row['last_unit']}",
             f"{row['parameters']:,}",
             str(row["replicas"]),
-            "only one replica: its loss stops the run" if row["replicas"] == 1 else "",
+            "only one replica: without it the run stops" if row["replicas"] == 1 else "",
         ]
         for row in rows
     ]
@@ -352,29 +358,31 @@ def _print_stages(home: Path | None, as_json: bool) -> None:
 
 
 def rounds(
-    round: Annotated[int | None, typer.Argument(metavar="[N]", min=0, max=limits.ROUNDS - 1, help="One round in full.")] = None,
+    round: Annotated[
+        int | None, typer.Argument(metavar="[N]", min=0, max=limits.ROUNDS - 1, help="Show this round in full.")
+    ] = None,
     peer: Annotated[
         str,
         typer.Argument(
-            metavar="[PEER]", help="With --why: a cluster, by the beginning of its id or as tables have it, 12D3…k7Qm."
+            metavar="[PEER]", help="With --why: a cluster, by the beginning of its id or as tables print it, 12D3…k7Qm."
         ),
     ] = "",
     why: Annotated[
-        bool, typer.Option("--why", help="Explain why round N was slow or incomplete, or went without this node (or PEER).")
+        bool, typer.Option("--why", help="Explain why round N was slow or incomplete, or did not count this node (or PEER).")
     ] = False,
     home: AskOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the rounds; or show the clusters of one: counted or not, and why."""
+    """List the rounds, or show the clusters of one: counted or not, and why."""
     if why:
         if round is None:
-            raise ConfigError("which round? pass its number: `dilocox rounds N --why`")
+            raise ConfigError("--why needs a round: run `dilocox rounds N --why`")
         from dilocox.cli.look.explain import print_why
 
         print_why(round, peer, home, as_json)
         return
     if peer:
-        raise ConfigError(f"PEER ({peer}) goes with --why: `dilocox rounds {round} {peer} --why`")
+        raise ConfigError(f"PEER ({peer}) needs --why: run `dilocox rounds {round} {peer} --why`")
     if telling_daemon(home):
         value = api_call(home, "/v1/rounds" if round is None else f"/v1/rounds/{round}")
     else:
@@ -419,7 +427,7 @@ def _print_round(value: dict[str, Any]) -> None:
     ]
     if rows:
         console.print()
-        print_table(["counted", "tokens", "weight", "bytes", "norm", "clipped to", "effective rank", "leaves"], rows)
+        print_table(["counted", "tokens", "weight", "bytes", "norm", "clipped to", "effective rank", "index"], rows)
     attested = [
         [
             item["peer"],

@@ -29,7 +29,7 @@ __all__ = ["frame", "sparkline", "watch"]
 
 BARS = "▁▂▃▄▅▆▇█"
 ROUNDS_SHOWN = 10
-PEERS_SHOWN = ("peer", "name", "roster", "standing", "present", "round", "step", "loss", "tok/s")
+PEERS_SHOWN = ("peer", "name", "roster", "reputation", "present", "round", "step", "loss", "tok/s")
 """Columns that fit a line of 80 characters."""
 
 
@@ -39,17 +39,17 @@ def watch(home: Path | None, every: float) -> None:
         console.print(_ended(home))
         raise typer.Exit(Exit.NOT_RUNNING)
     if not sys.stdout.isatty():
-        console.print(_look(home))
+        console.print(_screen(home))
         return
     while True:
-        seen = _look(home)  # it ends here, off the alternate screen, when the daemon is gone
+        seen = _screen(home)  # it ends here, off the alternate screen, when the daemon is gone
         with suppress(typer.Exit), Live(seen, console=console, screen=True, auto_refresh=False) as live:
             while True:
                 time.sleep(every)
-                live.update(_look(home), refresh=True)
+                live.update(_screen(home), refresh=True)
 
 
-def _look(home: Path | None) -> Group:
+def _screen(home: Path | None) -> Group:
     status = api_call(home, "/v1/status")
     knows = status["role"] != "waiting"
     rounds = api_call(home, f"/v1/rounds?last={_wanted()}") if knows else []

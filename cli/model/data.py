@@ -40,68 +40,74 @@ from dilocox.transport.store.files import find_chains, write_new
 
 __all__ = ["app"]
 
-app = typer.Typer(help="Text into a corpus, which a run names by its digest.", no_args_is_help=True)
+app = typer.Typer(help="Build a corpus from text; a run names it by its digest.", no_args_is_help=True)
 SourcesArgument = Annotated[
     list[str],
     typer.Argument(metavar="SOURCE…", help="Text, JSONL or Parquet files, folders of them or of `datasets`; or stdlib."),
 ]
-FieldOption = Annotated[str, typer.Option("--field", help="Of a JSON line or a table: what holds the text.")]
+FieldOption = Annotated[str, typer.Option("--field", help="Field of a JSON line, or column of a table, with the text.")]
 
 
 @app.command("build")
 def build_corpus(
-    name: Annotated[str, typer.Argument(help="What runs call it.")],
+    name: Annotated[str, typer.Argument(help="Name by which runs refer to it.")],
     sources: SourcesArgument,
     to: Annotated[
-        Path | None, typer.Option("--to", metavar="DIR", help="Where (default: data/NAME in $DILOCOX_HOME, ~/.dilocox).")
+        Path | None,
+        typer.Option("--to", metavar="DIR", help="Folder to write (default: data/NAME in $DILOCOX_HOME, ~/.dilocox)."),
     ] = None,
     tokenizer: Annotated[str, typer.Option(help="bytes, a tokenizers JSON file, or a Hugging Face folder.")] = BYTES,
-    end_token: Annotated[
-        str | None, typer.Option(help="The token that ends a document (default: what the tokenizer's is called).")
-    ] = None,
+    end_token: Annotated[str | None, typer.Option(help="Token that ends a document (default: the tokenizer's).")] = None,
     field: FieldOption = "text",
     held_out_every: Annotated[
-        int, typer.Option(min=2, help="One document of so many is held out, by its hash.")
+        int, typer.Option(min=2, help="One document in this many is held out, chosen by its hash.")
     ] = HELD_OUT_EVERY,
     chat: Annotated[
-        bool, typer.Option("--chat", help="Of conversations: messages, or prompt and completion. Answers are trained on.")
+        bool,
+        typer.Option(
+            "--chat", help="The sources are conversations: messages, or prompt and completion. Answers are trained on."
+        ),
     ] = False,
     sequence_length: Annotated[
-        int | None, typer.Option(min=2, max=limits.CHAT_TOKENS, help="With --chat: of the run's sequences.")
+        int | None, typer.Option(min=2, max=limits.CHAT_TOKENS, help="With --chat: sequence length of the run.")
     ] = None,
     chat_template: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="With --chat: in Jinja, instead of the tokenizer's own.")
+        Path | None, typer.Option(metavar="FILE", help="With --chat: Jinja template, instead of the tokenizer's.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a corpus: tokens in data shards, and the digest that a run names. The same files in the same order give the same
-    digest anywhere."""
+    """Build a corpus: tokens in data shards, and the digest that a run names. The same files in the same order give the same
+    digest on every machine."""
     if not re.fullmatch(NAME, name):
-        fail(f"{name} is no name", Exit.USAGE, "letters, digits, dots, dashes and underscores, such as wikitext-103")
+        fail(
+            f"{name!r} is not a valid name",
+            Exit.USAGE,
+            "use letters, digits, dots, dashes and underscores, such as wikitext-103",
+        )
     folder = to or library(name)
     if folder.exists() and not folder.is_dir():
-        fail(f"{folder} is a file", Exit.USAGE, "name a folder with --to: a new one, or one that a build made")
+        fail(f"{folder} is a file", Exit.USAGE, "pass --to with a new folder, or one that `data build` wrote")
     encoder: Encoder | ChatEncoder
     if not chat:
         if sequence_length is not None or chat_template is not None:
             fail(
-                "--sequence-length and --chat-template go with --chat",
+                "use --sequence-length and --chat-template only with --chat",
                 Exit.USAGE,
-                "text is cut into a run's sequences as it is read",
+                "without it, text is cut into sequences while a run reads it",
             )
         encoder = open_encoder(tokenizer, end_token)
     elif sequence_length is None or tokenizer == BYTES:
         fail(
             "--chat needs --sequence-length and --tokenizer",
             Exit.USAGE,
-            "by its template conversations become the run's sequences",
+            "the tokenizer's template makes sequences of conversations",
         )
     else:
         encoder = open_chat_encoder(tokenizer, chat_template, end_token, sequence_length)
     files = _find(sources, only_records=chat)
     with working(name, sum(path.stat().st_size for path in files), bytes=True) as bar:
         digest, corpus = build(folder, files, encoder, field, held_out_every, bar.more)
-    _tell(folder, digest, corpus, as_json)
+    _print_corpus(folder, digest, corpus, as_json)
     for name_of_fate, why in encoder.reasons.items() if isinstance(encoder, ChatEncoder) else ():
         errors.print(shown(f"{FATES[name_of_fate]}; the first: {why}"), highlight=False, soft_wrap=True)
     errors.print(
@@ -111,14 +117,14 @@ def build_corpus(
 
 @app.command("train-tokenizer")
 def train(
-    out: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write it, such as tokenizer.json.")],
+    out: Annotated[Path, typer.Argument(metavar="FILE", help="File to write, such as tokenizer.json.")],
     sources: SourcesArgument,
-    vocabulary_size: Annotated[int, typer.Option("--vocabulary", min=257, max=1 << 32, help="How many tokens.")] = 32768,
+    vocabulary_size: Annotated[int, typer.Option("--vocabulary", min=257, max=1 << 32, help="Number of tokens.")] = 32768,
     field: FieldOption = "text",
 ) -> None:
-    """Make a byte-level BPE tokenizer from text."""
+    """Train a byte-level BPE tokenizer on text."""
     if out.exists():
-        fail(f"{out} exists already", Exit.USAGE, "choose another name")
+        fail(f"{out} already exists", Exit.USAGE, "pass another name")
     check_place(out)
     files = _find(sources)
     with working("reading", sum(path.stat().st_size for path in files), bytes=True) as bar:
@@ -128,13 +134,13 @@ def train(
                 for text, size in documents(path, field):
                     bar.more(size)
                     yield text
-            bar.begin("finding pairs of tokens")  # no less work than reading
+            bar.begin("searching for pairs of tokens")  # no less work than reading
 
         tokenizer = train_tokenizer(texts(), vocabulary_size)
     write_new(out, tokenizer.encode())
     size = open_encoder(str(out)).vocabulary_size
     if size < vocabulary_size:
-        errors.print(f"the text has pairs for {size:,} tokens, and no more", highlight=False, soft_wrap=True)
+        errors.print(f"the text has pairs for {size:,} tokens only", highlight=False, soft_wrap=True)
     errors.print(
         f"wrote {out}, {size:,} tokens; next: dilocox data build NAME SOURCE… --tokenizer {out}",
         highlight=False,
@@ -144,27 +150,27 @@ def train(
 
 @app.command("show")
 def show(
-    place: Annotated[str, typer.Argument(metavar="NAME|DIR", help="A corpus that `data build` made.")],
+    place: Annotated[str, typer.Argument(metavar="NAME|DIR", help="Corpus that `data build` wrote.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Show what a corpus contains; every file of it is checked."""
+    """Show the contents of a corpus, and check its files."""
     folder = Path(place) if (Path(place) / DIGEST).is_file() else library(place)
     digest = last_built(folder)
     with working("reading and checking every file"):
         corpus = check_whole(BlobStore(folder), digest)
-    _tell(folder, digest, corpus, as_json)
+    _print_corpus(folder, digest, corpus, as_json)
 
 
 @app.command("free")
 def free(
     home: HomeOption = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Delete without a question.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove fetched data of finished runs. Corpora that `data build` made stay."""
+    """Delete fetched data of finished runs. Corpora that `data build` wrote remain."""
     folder = home or base_folder() / "node"
     if not find_chains(folder):
-        errors.print(f"no run under {folder}: nothing to free", highlight=False, markup=False, soft_wrap=True)
+        errors.print(f"no run under {folder}: nothing to delete", highlight=False, markup=False, soft_wrap=True)
         raise typer.Exit
     with closing(DataDirectory(folder)):  # no daemon runs there during the write
         store = BlobStore(folder / "data")
@@ -172,20 +178,20 @@ def free(
         gone = [shelf for shelf in shelves if not shelf.needed_by]
         if not as_json:
             for shelf in shelves:
-                why = f"stays, for {', '.join(shelf.needed_by)}" if shelf.needed_by else "goes"
+                why = f"stored for {', '.join(shelf.needed_by)}" if shelf.needed_by else "goes"
                 console.print(
-                    f"{shelf.name or 'of no run here'}: {shelf.size / 1e6:,.1f} MB, {why}", highlight=False, markup=False
+                    f"{shelf.name or 'used by no run here'}: {shelf.size / 1e6:,.1f} MB, {why}", highlight=False, markup=False
                 )
         freed = sum(shelf.size for shelf in gone)
-        if gone and not yes and not (sys.stdin.isatty() and typer.confirm(f"Remove {freed / 1e6:,.1f} MB?", err=True)):
-            fail("nothing was removed", Exit.USAGE, "say --yes")
+        if gone and not yes and not (sys.stdin.isatty() and typer.confirm(f"Delete {freed / 1e6:,.1f} MB?", err=True)):
+            fail("nothing was deleted", Exit.USAGE, "pass --yes")
         for shelf in gone:
             for digest in shelf.blobs:
                 store.remove(digest)
     if as_json:
         print_json({"folder": str(store.folder), "freed_bytes": freed, "corpora": [shelf.name for shelf in gone]})
     else:
-        console.print(f"freed {freed / 1e6:,.1f} MB", highlight=False)
+        console.print(f"deleted {freed / 1e6:,.1f} MB", highlight=False)
 
 
 def _find(sources: list[str], only_records: bool = False) -> list[Path]:
@@ -196,7 +202,7 @@ def _find(sources: list[str], only_records: bool = False) -> list[Path]:
     return files
 
 
-def _tell(folder: Path, digest: bytes, corpus: Corpus, as_json: bool) -> None:
+def _print_corpus(folder: Path, digest: bytes, corpus: Corpus, as_json: bool) -> None:
     held_out = sum(shard.tokens for shard in corpus.held_out)
     if as_json:
         facts = corpus.model_dump(mode="json") | {"tokens": corpus.tokens, "held_out_tokens": held_out}
@@ -217,7 +223,7 @@ def _conversations(chat: Chat | None) -> Iterator[tuple[str, str]]:
     if chat is not None:
         yield "answers", f"{chat.trained:,} tokens are trained on, in sequences of {chat.sequence_length:,}"
         if "strftime_now" in chat.template:
-            yield "", f"the template prints the date: it is {chat.date} in every build"
+            yield "", f"the template prints the date: every build uses {chat.date}"
         for name, says in FATES.items():
             if count := getattr(chat, name):
                 yield "", f"{count:,} {says}"

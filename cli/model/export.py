@@ -61,36 +61,36 @@ class Exported:
 
 def export(
     folder: Annotated[
-        str, typer.Argument(metavar="DIR", help="The new folder to write; with --every a folder or s3://BUCKET/PREFIX.")
+        str, typer.Argument(metavar="DIR", help="New folder to write; with --every: a folder or s3://BUCKET/PREFIX.")
     ],
     home: HomeOption = None,
     join: ReadOption = None,
     archive: ReadArchiveOption = None,
     archive_key: ArchiveKeyOption = None,
-    round: Annotated[int | None, typer.Option(help="The state that this round starts from (default: the newest).")] = None,
-    evaluate: Annotated[bool, typer.Option(help="Load it with transformers and measure its held-out loss.")] = False,
+    round: Annotated[int | None, typer.Option(help="Export the state before this round (default: the newest).")] = None,
+    evaluate: Annotated[bool, typer.Option(help="Load the model with transformers and measure its held-out loss.")] = False,
     adapter: Annotated[
-        bool, typer.Option("--adapter", help="Of a run on adapters: these alone, as peft loads them (default: merged).")
+        bool, typer.Option("--adapter", help="In a run on adapters: export only these, as peft loads them (default: merged).")
     ] = False,
     every: Annotated[
         int | None,
         typer.Option(
             min=1,
             metavar="N",
-            help="Publish the model in DIR every N rounds, until the run has ended; beside a node, or with --join.",
+            help="Publish the model in DIR every N rounds until the run ends; beside a node, or with --join.",
         ),
     ] = None,
     data: DataOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write the committed model as a Hugging Face folder: weights, config, tokenizer, model card. With --join
-    it is read from the run's peers: on any machine, also beside a node with some of the stages only."""
+    """Write the committed model as a Hugging Face folder: weights, config, tokenizer, model card. With --join, the run's peers
+    send it: on any machine, also beside a node with only some of the stages."""
     if every is not None:
         if archive or archive_key or round is not None or evaluate:
             fail(
                 "--every and --archive, --archive-key, --round or --evaluate",
                 Exit.USAGE,
-                "it follows the run, and publishes the newest",
+                "use only one: --every follows the run and publishes the newest state",
             )
         from dilocox.cli.model.publish import publish
 
@@ -98,11 +98,11 @@ def export(
         return
     target = Path(folder)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        fail(f"{folder} is {'not empty' if target.is_dir() else 'a file'}", Exit.USAGE, "name a new folder")
+        fail(f"{folder} is {'not empty' if target.is_dir() else 'a file'}", Exit.USAGE, "pass a new folder")
     if adapter and evaluate:
-        fail("--adapter and --evaluate", Exit.USAGE, "it is the merged model that transformers evaluates: export that, too")
+        fail("--adapter and --evaluate", Exit.USAGE, "only the merged model can be evaluated: remove --adapter or --evaluate")
     place = archive_place(archive, archive_key)
-    with working("looking for the state") as bar, _whole(target) as scratch:
+    with working("searching for the state") as bar, _whole(target) as scratch:
         exported = write_model(scratch, home, join, place, round, parse_folders(data or ()), bar, evaluate, adapter)
     if as_json:
         print_json(
@@ -116,9 +116,7 @@ def export(
         return
     console.print(f"wrote {folder}: the state before round {exported.round}", highlight=False)
     if not exported.trained:
-        console.print(
-            "it is not trained: no round has counted a cluster yet, so this is what the run begins with", highlight=False
-        )
+        console.print("it is not trained: no round has counted a cluster yet, so this is the initial state", highlight=False)
     if evaluate:
         console.print(f"held-out loss with transformers: {exported.evaluation_loss:.4f}", highlight=False)
 
@@ -178,8 +176,8 @@ def write_held(
                 raise
             if round is not None or not left:
                 raise LocalError(
-                    "the node gave that state up while it was read, for the run has gone on: try again, or take one that is kept,"
-                    " or an archive's"
+                    "the node deleted that state during the read, because the run continued: retry, or pass "
+                    "--round of a stored state, or --archive"
                 ) from error
     raise AssertionError("unreachable")
 
@@ -227,7 +225,7 @@ def choose(chain: ChainFile, store: BlobStore, round: int | None, adapter: bool,
     thing, LocalError where it is not whole on this disk."""
     model = chain.manifest.model
     if adapter and model.lora is None:
-        raise ConfigError("the run trains all of the model, and no adapters: leave --adapter out")
+        raise ConfigError("this run trains all parameters, not adapters: remove --adapter")
     frozen = [] if adapter or model.lora is None else store.stage_digests(model.imported)
 
     def sound(what: str, digests: list[bytes]) -> bool:
@@ -235,16 +233,17 @@ def choose(chain: ChainFile, store: BlobStore, round: int | None, adapter: bool,
 
     if not adapter and model.lora is not None and not (frozen and sound("checking the frozen weights", frozen)):
         raise LocalError(
-            "the weights that the adapters are added to are not whole on this disk: --join LINK fetches them, or say --adapter"
+            "the frozen weights on this disk are incomplete: pass --join LINK to fetch them, or --adapter to "
+            "export without them"
         )
     found = held_states(chain, store)
     held = [number for number in found if round in (None, number)]
     if not held:
         wanted = "" if round is None else f" before round {round}"
-        raise ConfigError(f"no agreed state{wanted} on this disk: try another node's --home, or --join LINK")
+        raise ConfigError(f"no agreed state{wanted} on this disk: pass --home of another node, or --join LINK")
     number, stages = held[-1], found[held[-1]]
     if not sound("checking the state", stages):
-        raise LocalError(f"the state before round {number} is damaged on this disk: start its node, which fetches it again")
+        raise LocalError(f"the state before round {number} on this disk is damaged: start its node, which fetches it again")
     commits = bar.each("reading the chain", chain.commits(), chain.length)
     return Chosen(number, stages, adapter, model_card(chain.manifest, commits, number))
 
@@ -285,14 +284,14 @@ def _corpus_folder(manifest: Manifest, folders: Folders, *here: Path) -> Path:
     was built. Raises ConfigError."""
     name, digest = manifest.data.name, bytes.fromhex(manifest.data.digest)
     if folders and name not in folders:
-        raise ConfigError(f"the run's data are called {name}, not {', '.join(folders)}: write --data {name}=DIR")
+        raise ConfigError(f"the run's data are named {name}, not {', '.join(folders)}: pass --data {name}=DIR")
     places = [folders[name]] if folders else [*here, library(name)]
     for place in places:
         if place.is_dir() and corpus_in(BlobStore(place, ours=False), digest) is not None:
             return place
     raise ConfigError(
-        f"the run's data {name}, corpus {digest.hex()}, which say its tokenizer, do not lie in {places[0]}: name their folder with"
-        f" --data {name}=DIR"
+        f"the run's data {name} (corpus {digest.hex()}), which contain its tokenizer, are not in {places[0]}: "
+        f"pass --data {name}=DIR"
     )
 
 

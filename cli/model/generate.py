@@ -27,7 +27,7 @@ __all__ = ["generate"]
 
 
 def generate(
-    prompt: Annotated[str, typer.Option(help="What the text begins with.")],
+    prompt: Annotated[str, typer.Option(help="Text to continue.")],
     folder: Annotated[
         Path | None,
         typer.Argument(metavar="[DIR]", help="An exported folder (default: the newest agreed state of a node, or of --join)."),
@@ -36,27 +36,27 @@ def generate(
     join: ReadOption = None,
     archive: ReadArchiveOption = None,
     archive_key: ArchiveKeyOption = None,
-    tokens: Annotated[int, typer.Option(min=1, help="At most so many.")] = 100,
-    temperature: Annotated[float, typer.Option(min=0, help="0: always the likeliest token.")] = 0.8,
-    seed: Annotated[int, typer.Option(min=0, max=(1 << 32) - 1, help="The same text for the same seed, on one machine.")] = 0,
+    tokens: Annotated[int, typer.Option(min=1, help="Most tokens to generate.")] = 100,
+    temperature: Annotated[float, typer.Option(min=0, help="0: always the most likely token.")] = 0.8,
+    seed: Annotated[int, typer.Option(min=0, max=(1 << 32) - 1, help="One seed gives one text on one machine.")] = 0,
     plain: Annotated[
-        bool, typer.Option("--plain", help="Continue the text, also where the model has a chat template to answer by.")
+        bool, typer.Option("--plain", help="Continue the text, even if the model has a chat template to answer with.")
     ] = False,
     data: DataOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Continue a text with the committed model, or have a chat model answer it, by transformers."""
+    """Continue a text with the committed model, or let a chat model answer it, with transformers."""
     if folder is not None and (home is not None or join is not None or archive is not None or data):
-        fail("a folder and --home, --join, --archive or --data", Exit.USAGE, "an exported folder needs neither")
+        fail("a folder and --home, --join, --archive or --data", Exit.USAGE, "remove one: an exported folder needs no run")
     if prompt != prompt.encode("utf-8", "replace").decode():
-        fail("--prompt is no text in UTF-8", Exit.USAGE, "say it in UTF-8")
+        fail("--prompt is not text in UTF-8", Exit.USAGE, "pass it in UTF-8")
     with tempfile.TemporaryDirectory(prefix="dilocox-generate-") as scratch, working("loading the model") as bar:
         if folder is None:
             folder = Path(scratch) / "model"
             write_model(folder, home, join, archive_place(archive, archive_key), None, parse_folders(data or ()), bar)
         elif not (folder / "config.json").is_file():
-            fail(f"{folder} holds no model", Exit.USAGE, "`dilocox export DIR` writes one")
-        bar.begin("writing on")
+            fail(f"{folder} contains no model", Exit.USAGE, "pass a folder that `dilocox export DIR` wrote")
+        bar.begin("generating")
         from dilocox.node.training.hf.generate import generate_text  # torch loads only here
 
         made = generate_text(folder, prompt, tokens, temperature, seed, plain)

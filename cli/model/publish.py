@@ -39,7 +39,7 @@ class Followed(Protocol):
     nothing: str
     """Advice for a run that ended without a state."""
 
-    def look(self) -> tuple[int, bool]:
+    def newest_state(self) -> tuple[int, bool]:
         """The newest state that is to be had, and whether the run has ended."""
 
     async def have(self, round: int) -> None:
@@ -52,7 +52,7 @@ class Followed(Protocol):
 class Held:
     """Source: a node's folder."""
 
-    nothing = "name the --home of a node that holds all stages, or --join LINK"
+    nothing = "pass --home with the folder of a node that has all stages, or --join LINK"
 
     def __init__(self, path: Path) -> None:
         self.path, self._store = path, BlobStore(path.parent / "blobs")
@@ -66,7 +66,7 @@ class Held:
         with ChainFile.for_reading(path) as chain:
             self.manifest = chain.manifest
 
-    def look(self) -> tuple[int, bool]:
+    def newest_state(self) -> tuple[int, bool]:
         if (files := list(_files(self.path))) != self._files:
             with ChainFile.for_reading(self.path) as chain:
                 self._read(chain)
@@ -101,13 +101,13 @@ def _files(chain: Path) -> Iterator[tuple[int, int]]:
 class Read:
     """Source: peers of the run."""
 
-    nothing = "nobody serves one: name an --archive of the run"
+    nothing = "no peer serves one: pass --archive of the run"
 
     def __init__(self, reader: RunReader, folders: Folders, adapter: bool) -> None:
         self.path, self.manifest = reader.chain.path, reader.manifest
         self._reader, self._folders, self._adapter = reader, folders, adapter
 
-    def look(self) -> tuple[int, bool]:
+    def newest_state(self) -> tuple[int, bool]:
         return max(self._reader.starts.agreed(), default=0), self._reader.chain.head.finished
 
     async def have(self, round: int) -> None:
@@ -143,24 +143,24 @@ async def _publish(run: Followed, url: str, every: int, folders: Folders, adapte
     place = await asyncio.to_thread(Snapshots, url, run.manifest.run_id)
     published = await asyncio.to_thread(place.published)
     while True:
-        newest, finished = run.look()
+        newest, finished = run.newest_state()
         if due(published, newest, every, finished):
             try:
                 await run.have(newest)
                 await asyncio.to_thread(place.publish, newest, partial(_write, run.path, newest, folders, adapter))
             except (FileNotFoundError, ConfigError, LocalError) as error:
-                if run.look()[0] != newest:
+                if run.newest_state()[0] != newest:
                     continue  # the run has advanced, and newer states exist
                 if not patient or isinstance(error, ConfigError):
                     raise
-                errors.print(f"the state before round {newest} is not to be had yet: {error}", highlight=False)
+                errors.print(f"cannot fetch the state before round {newest} yet: {error}", highlight=False)
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
             run.done(newest)
             published.add(newest)
-            _tell(place.url, newest, as_json)
+            _print_published(place.url, newest, as_json)
         elif finished and not newest:
-            fail(f"{run.path.parent} holds no whole state of the run", Exit.USAGE, run.nothing)
+            fail(f"{run.path.parent} contains no complete state of the run", Exit.USAGE, run.nothing)
         elif finished:
             return
         else:
@@ -172,7 +172,7 @@ def _write(path: Path, round: int, folders: Folders, adapter: bool, folder: Path
         write_held(folder, path, round, folders, bar, adapter=adapter)
 
 
-def _tell(url: str, round: int, as_json: bool) -> None:
+def _print_published(url: str, round: int, as_json: bool) -> None:
     if as_json:
         print_json({"place": url, "round": round})
     else:

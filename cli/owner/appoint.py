@@ -74,7 +74,7 @@ def newest_chain(home: Path | None, run_id: bytes) -> Path | None:
 
 @app.command()
 def appoint(
-    peer: Annotated[str, typer.Argument(metavar="PEER", help="Who signs from now on: `dilocox id --home` there.")],
+    peer: Annotated[str, typer.Argument(metavar="PEER", help="Peer id of the new coordinator: run `dilocox id --home` there.")],
     run_file: Annotated[
         Path, typer.Argument(help="The run file, with the owner's key beside it; with --archive the key is enough.")
     ],
@@ -84,35 +84,37 @@ def appoint(
         typer.Option(
             "--archive",
             metavar="URL",
-            help="All peers are gone: continue from the newest state in the run's archive. Later rounds are lost.",
+            help="All peers are lost: continue from the newest state in the run's archive. Later rounds are lost.",
         ),
     ] = None,
     archive_key: ArchiveKeyOption = None,
     round: Annotated[
         int | None,
         typer.Option(
-            "--round", min=0, metavar="N", help="The first round that it closes (default: after the newest commit here)."
+            "--round", min=0, metavar="N", help="First round that it closes (default: after the newest commit on this disk)."
         ),
     ] = None,
 ) -> None:
-    """Appoint another coordinator, from the chain in a daemon's folder or in the run's archive; writes RUN.chain, which makes PEER
-    the coordinator.
-
-    Earlier commits of that chain are the run's; every node that follows PEER sets all others aside, such as those of a fork.
-    """
+    """Appoint another coordinator, from the chain in a daemon's folder or in the run's archive, and write RUN.chain for it. The
+    earlier commits of that chain remain valid. Every node that follows PEER moves other commits aside, such as those of a
+    fork."""
     try:
         key_of_peer(peer)
     except ValueError as error:
-        fail(f"{peer}: {error}", Exit.USAGE, "copy what `dilocox id --home FOLDER` prints for the new coordinator's folder")
+        fail(
+            f"{peer}: {error}",
+            Exit.USAGE,
+            "pass the id that `dilocox id --home FOLDER` prints for the new coordinator's folder",
+        )
     if archive is not None and home is not None:
-        fail("--home and --archive", Exit.USAGE, "the chain is either in a daemon's folder or in the archive")
+        fail("--home and --archive", Exit.USAGE, "pass only one of --home and --archive: both have the chain")
     key = beside(run_file, ".key")
     if not key.is_file():
-        fail(f"no owner key {key}", Exit.USAGE, "only the run's owner appoints its coordinator")
+        fail(f"no owner key {key}", Exit.USAGE, "only the run's owner can appoint its coordinator: run this where the key is")
     owner, place = load_identity(key), archive_place(archive, archive_key)
     handover = beside(run_file, ".chain")
     if handover.exists():
-        fail(f"{handover} exists already", Exit.USAGE, "move it away: it made somebody the coordinator before")
+        fail(f"{handover} already exists", Exit.USAGE, "move it to another folder: it belongs to an earlier appointment")
     check_place(handover)
     with (
         working("reading the chain"),
@@ -120,22 +122,22 @@ def appoint(
     ):
         manifest, chain = named.chain.manifest, named.chain
         if owner.peer != manifest.owner:
-            fail(f"{key} is not the key of the owner that the run names", Exit.USAGE)
+            fail(f"{key} is not the key of the run's owner", Exit.USAGE)
         appointment = _seal(owner, peer, named)
         signed = seal(owner, pb.KIND_MANIFEST, manifest.run_id, manifest.canonical_bytes()).envelope
         try:
             write_handover(handover, signed, appointment.envelope, chain)
         except RemoteError as error:
-            fail(f"{named.place}: the chain does not hold: {error}")
-        console.print(f"from {named.place}: {named.round} of its {chain.length} commits stand", highlight=False)
+            fail(f"{named.place}: the chain is not valid: {error}")
+        console.print(f"from {named.place}: {named.round} of its {chain.length} commits remain valid", highlight=False)
     if named.state:
         console.print(f"round {named.round} starts from the archived state {named.state.hex()}", highlight=False)
     term = appointment.body.term
     console.print(f"{short(peer)} signs from round {named.round} on (term {term}): {handover}", highlight=False)
-    console.print(f"next, with that file there: dilocox coordinator {handover.name} --home FOLDER", highlight=False)
-    console.print("then give the new join link to everybody who takes part: nodes start again with it", highlight=False)
+    console.print(f"next, on that machine, with that file: dilocox coordinator {handover.name} --home FOLDER", highlight=False)
+    console.print("then send the new join link to all operators: nodes must start again with it", highlight=False)
     if place is not None:
-        console.print(f"nodes that were never here: dilocox node --join LINK --archive {place.url}", highlight=False)
+        console.print(f"new nodes: dilocox node --join LINK --archive {place.url}", highlight=False)
 
 
 def _seal(owner: Identity, peer: str, named: Named) -> Statement[pb.Appointment]:
@@ -153,11 +155,11 @@ def _here(run_file: Path, home: Path | None, round: int | None) -> Iterator[Name
     manifest = read_run(run_file)
     path = newest_chain(home, manifest.run_id)
     if path is None:
-        fail("no chain of this run is here", Exit.USAGE, "name the --home of a daemon that takes part in it, or its --archive")
+        fail("no chain of this run on this disk", Exit.USAGE, "pass --home of a daemon of the run, or its --archive")
     with ChainFile.for_reading(path) as chain:
         first = chain.length if round is None else round
         if first > chain.length:
-            fail(f"{path} ends with commit {chain.length - 1}", Exit.USAGE, f"--round is at most {chain.length}")
+            fail(f"{path} ends with commit {chain.length - 1}", Exit.USAGE, f"use --round {chain.length} or less")
         yield Named(chain, str(path), first, b"")
 
 
@@ -189,7 +191,7 @@ def _newest_whole(
 
     found = next(((number, root) for number, root in agreed.items() if wanted in (None, number) and whole(root)), None)
     if found is None:
-        have = f"it has those before the rounds {sorted(agreed)}" if agreed else "it has none"
+        have = f"use a state before one of the rounds {sorted(agreed)}" if agreed else "it has none"
         which = "state" if wanted is None else f"state before round {wanted}"
-        fail(f"no {which} that the run agreed on is whole in the archive {archive.url}", Exit.USAGE, have)
+        fail(f"no complete {which} that the run agreed on in the archive {archive.url}", Exit.USAGE, have)
     return found

@@ -25,36 +25,40 @@ def archive(
     join: JoinOption,
     peer: PeerOptions,
     url: Annotated[
-        str, typer.Option("--archive", metavar="URL", help="Where: a folder that is new or an archive, or s3://BUCKET/PREFIX.")
+        str, typer.Option("--archive", metavar="URL", help="The archive: a new or existing folder, or s3://BUCKET/PREFIX.")
     ],
     key: Annotated[
         Path | None,
-        typer.Option("--archive-key", metavar="FILE", help="Seal it with the key in FILE, made where there is none."),
+        typer.Option(
+            "--archive-key", metavar="FILE", help="Encrypt the archive with the key in FILE, which is created if missing."
+        ),
     ] = None,
     plain: Annotated[
         bool,
-        typer.Option("--archive-plain", help="Do not seal it, though the run is not public: who holds the storage reads it."),
+        typer.Option(
+            "--archive-plain", help="Do not encrypt it, although the run is not public: the storage's operator can read it."
+        ),
     ] = False,
     every: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="A state in every N rounds (default: the run's rounds.snapshot_every)."),
+        typer.Option(min=1, metavar="N", help="Store a state every N rounds (default: the run's rounds.snapshot_every)."),
     ] = None,
     keep: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="The newest N states, and payloads since (default: all).")
+        int | None, typer.Option(min=1, metavar="N", help="Store only the newest N states, and payloads since (default: all).")
     ] = None,
     payloads: Annotated[
-        bool, typer.Option("--payloads", help="Also every payload that counted: any round can be replayed.")
+        bool, typer.Option("--payloads", help="Also store every counted payload: any round can be replayed.")
     ] = False,
     data: DataOption = None,
 ) -> None:
-    """Archive a run: its chain, states, data, and optionally payloads. It trains nothing, and needs no GPU. If the run names
-    this peer in `run.relays`, it also stores uploads of unreachable peers, as `dilocox relay` does."""
+    """Archive a run: its chain, states, data, and optionally payloads. An archive does not train, and needs no GPU. If the run
+    names this peer in `run.relays`, it also stores uploads of unreachable peers, as `dilocox relay` does."""
     peer.begin()
     if key is not None and plain:
-        raise ConfigError("--archive-key seals the archive and --archive-plain does not: say one of them")
+        raise ConfigError("--archive-key encrypts the archive and --archive-plain does not: pass only one")
     if key is not None and not key.exists():
         make_key(key)
-        log.warning("made the archive key %s: keep a copy elsewhere, without it nobody reads the archive", key)
+        log.warning("made the archive key %s: copy it to another machine, the archive cannot be read without it", key)
     place = archive_place(url, key)
     assert place is not None, "it has a URL"
     settings = HolderSettings(

@@ -60,45 +60,45 @@ def check(
     context: typer.Context,
     own: PrivateOptions,
     run: Annotated[
-        str | None, typer.Argument(metavar="[RUN.toml|LINK]", help="A run file, a join link, or @FILE that holds one.")
+        str | None, typer.Argument(metavar="[RUN.toml|LINK]", help="A run file, a join link, or @FILE with one.")
     ] = None,
     role: Annotated[
-        Role, typer.Option("--as", help="What this machine would be: what `dilocox node`, `relay` or `archive` starts.")
+        Role, typer.Option("--as", help="Role of this machine: check what `dilocox node`, `relay` or `archive` needs.")
     ] = Role.NODE,
     home: HomeOption = None,
     host: HostOption = "127.0.0.1",
     port: PortOption = None,
     devices: Annotated[int | None, typer.Option(**DEVICES, help="Stage workers (default: one per GPU, or 1).")] = None,
     data: DataOption = None,
-    weights: Annotated[Path | None, typer.Option(metavar="DIR", help="As of `dilocox coordinator`.")] = None,
-    cluster_interface: Annotated[str | None, typer.Option(help="As of `dilocox node`.")] = None,
+    weights: Annotated[Path | None, typer.Option(metavar="DIR", help="As in `dilocox coordinator`.")] = None,
+    cluster_interface: Annotated[str | None, typer.Option(help="As in `dilocox node`.")] = None,
     accept_wear: Annotated[
-        bool, typer.Option("--accept-wear", help="Confirm that this disk may be worn out within months.")
+        bool, typer.Option("--accept-wear", help="Confirm that this disk may wear out within months.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Check a run and this machine before a start: all findings, then the verdict. Exits with 5 if something is wrong."""
+    """Check a run and this machine before a start: all findings, then the verdict. Exits with 5 after an error."""
     here = replace(_here(role, own, home, host, port, devices, data, cluster_interface), accepts_wear=accept_wear)
     found = [_versions()]
     if run is None:
-        say(found, as_json, "name a run file or a join link to hear whether this machine fits a run")
+        say(found, as_json, "pass a run file or a join link to check whether this machine is enough for a run")
     elif run.startswith(("dilocox://", "@")):
-        with working("asking the coordinator, and whether it can dial this machine") as bar:
+        with working("asking the coordinator, and whether it can reach this machine") as bar:
             seen = asyncio.run(see_run(read_link(run), here))
             found += seen.findings
             if seen.manifest is not None:
-                bar.begin("looking at this machine and its data")
+                bar.begin("checking this machine and its data")
                 found += [beginning(seen.manifest), *of_run(seen.manifest), *of_machine(seen.manifest, here)]
                 found += of_own_data(seen.manifest, here, seen.trained) if role is Role.NODE else ()
         say(found, as_json, f"join with: {_command(context, role, f'--join {shlex.quote(run)}')}")
     else:
         path = Path(run)
-        with working("looking at the run, this machine and its data") as bar:
+        with working("checking the run, this machine and its data") as bar:
             found += _of_file(path, here, weights, bar)
         if role is Role.NODE:
             say(found, as_json, f"serve it with: {_command(context, 'coordinator', shlex.quote(str(path)))}")
         else:
-            say(found, as_json, f"once it is served: {_command(context, role, '--join LINK')}")
+            say(found, as_json, f"once a coordinator serves it: {_command(context, role, '--join LINK')}")
 
 
 def _command(context: typer.Context, verb: str, words: str) -> str:
@@ -132,7 +132,7 @@ def _here(
     """Raises ConfigError where the verb itself would."""
     private = own.settings(devices, several_boxes=interface is not None)
     if role is not Role.NODE and (devices is not None or interface is not None or private["private"] is not None):
-        raise ConfigError(f"--devices, --cluster-interface and --private are for a node: with --as {role} nothing is trained")
+        raise ConfigError(f"--devices, --cluster-interface and --private are for a node: --as {role} does not train")
     devices = 1 if private.get("budget") is not None else devices
     folder = home or base_folder() / FOLDERS[role]
     usual = NODE_PORTS.grpc if port is None and role is Role.NODE else 0
@@ -152,8 +152,8 @@ def say(found: Sequence[Finding], as_json: bool, next: str) -> None:
             if finding.do:
                 console.print(f"        help  {finding.do}", highlight=False, soft_wrap=True)
         odd = sum(finding.level is Level.ODD for finding in found)
-        verdict = f"{len(wrong)} wrong, {odd} odd" if wrong or odd else "nothing is wrong"
-        console.print(f"{verdict}; {'mend what is wrong first' if wrong else next}", highlight=False, soft_wrap=True)
+        verdict = f"{len(wrong)} errors, {odd} warnings" if wrong or odd else "no errors"
+        console.print(f"{verdict}; {'correct the errors first' if wrong else next}", highlight=False, soft_wrap=True)
     if wrong:
         raise typer.Exit(Exit.FAILED)
 
@@ -179,11 +179,11 @@ def _of_file(path: Path, here: Here, weights: Path | None, bar: Working) -> Iter
     yield from of_here
     if manifest.model.seed_state is not None:
         if any(finding.level is Level.WRONG for finding in of_here):
-            says = "is not compared: this machine has no room for the model"
-            yield Finding(Level.ODD, "model.seed_state", says, "check the run file on a machine that has")
+            says = "is not compared: this machine has too little memory for the model"
+            yield Finding(Level.ODD, "model.seed_state", says, "check the run file on a machine with more memory")
         else:
             yield initial_state(manifest.model, compute_with_bar(manifest.model, bar).hex())
-            bar.begin("looking at this machine and its data")
+            bar.begin("checking this machine and its data")
     if here.private is not None:
         yield from of_own_data(manifest, here)
 
@@ -228,7 +228,7 @@ def _lie(manifest: Manifest, store: BlobStore) -> str:
     """Return where the run's data are, and the disk space they need at a node."""
     corpus = corpus_in(store, bytes.fromhex(manifest.data.digest))
     size = sum(size for _, size in corpus.blobs) if corpus is not None else 0
-    return f"lie in {store.folder}: {size / 1e6:,.1f} MB, which a node without a copy fetches as it reads them"
+    return f"are in {store.folder}: {size / 1e6:,.1f} MB, which a node without a copy fetches as it reads them"
 
 
 def _served(manifest: Manifest, path: Path, here: Here, weights: Path | None) -> Iterator[Finding]:
@@ -239,22 +239,22 @@ def _served(manifest: Manifest, path: Path, here: Here, weights: Path | None) ->
         yield Finding(Level.FINE, str(key), "is the owner's")
     elif signs:
         yield Finding(
-            Level.WRONG, str(key), "is not the key of run.owner: the run could not be signed", "name the owner's public key"
+            Level.WRONG, str(key), "is not the key of run.owner: the run cannot be signed", "pass the owner's public key"
         )
     else:
-        says = "is not here: a coordinator signs the run with it when it serves the run for the first time"
+        says = "is missing: a coordinator signs the run with it when it serves the run for the first time"
         yield Finding(Level.ODD, str(key), says, "run this where the owner's key is")
     try:
         imported = weights_to_serve(manifest, weights)
         if imported is not None:
-            yield Finding(Level.FINE, "imported weights", f"lie in {imported.folder}")
+            yield Finding(Level.FINE, "imported weights", f"are in {imported.folder}")
     except ConfigError as error:
         yield Finding(Level.WRONG, "imported weights", str(error))
     try:
         store = data_to_serve(manifest, here.data)
-        served = "are not here: nodes begin when some peer serves them" if store is None else _lie(manifest, store)
+        served = "are missing: nodes start when a peer serves them" if store is None else _lie(manifest, store)
         level = Level.ODD if store is None else Level.FINE
-        help = f"build them (`dilocox data build`), or name a copy: --data {manifest.data.name}=DIR" if store is None else ""
+        help = f"build them (`dilocox data build`), or pass a copy: --data {manifest.data.name}=DIR" if store is None else ""
         yield Finding(level, f"data {manifest.data.name}", served, help)
     except ConfigError as error:
         yield Finding(Level.WRONG, f"data {manifest.data.name}", str(error))

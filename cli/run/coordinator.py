@@ -49,9 +49,9 @@ def coordinator(
     data: DataOption = None,
     weights: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="The imported weights that the run names lie in DIR (default: ~/.dilocox/weights)."),
+        typer.Option(metavar="DIR", help="Folder with the imported weights that the run names (default: ~/.dilocox/weights)."),
     ] = None,
-    link_file: Annotated[Path | None, typer.Option(help="Also write the join link here.")] = None,
+    link_file: Annotated[Path | None, typer.Option(help="Also write the join link to this file.")] = None,
 ) -> None:
     """Serve a run: admit peers, close rounds, sign commits. Prints the join link."""
     daemon.begin()
@@ -105,7 +105,7 @@ def _look_at(manifest: Manifest) -> None:
         log.log(logging.WARNING if finding.level is Level.ODD else logging.ERROR, "%s: %s", finding.about, finding.says)
     wrong = [f"  {finding.about}: {finding.says}. Help: {finding.do}" for finding in found if finding.level is Level.WRONG]
     if wrong:
-        raise ConfigError("\n".join(["the run could not go on:", *wrong]))
+        raise ConfigError("\n".join(["the run could not continue:", *wrong]))
 
 
 def data_to_serve(manifest: Manifest, folders: Folders) -> BlobStore | None:
@@ -128,20 +128,20 @@ def weights_to_serve(manifest: Manifest, named: Path | None) -> BlobStore | None
     root = model.imported
     if not root:
         if named is not None:
-            raise ConfigError(f"--weights {named}: the run begins with its seed, and has no imported weights")
+            raise ConfigError(f"remove --weights {named}: the run begins with its seed, and has no imported weights")
         return None
     store = BlobStore(folder, ours=named is None)
     stages = store.stage_digests(root)
     if not stages:
-        lacking = f"the run's imported weights {root.hex()} do not lie in {folder}"
+        lacking = f"the run's imported weights {root.hex()} are not in {folder}"
         if named is not None:
-            raise ConfigError(f"{lacking}: name the folder that `dilocox init --from` filled, or a copy of it")
-        log.warning("%s: nodes begin when some peer serves them; --weights DIR names a copy", lacking)
+            raise ConfigError(f"{lacking}: pass the folder that `dilocox init --from` filled, or a copy of it")
+        log.warning("%s: nodes start when a peer serves them; --weights DIR names a copy", lacking)
         return None
     sizes = [store.size(digest) if digest in store else 0 for digest in stages]
     if len(sizes) != model.stages or any(size not in imported_bytes(model, stage) for stage, size in enumerate(sizes)):
         raise ConfigError(
-            f"the imported weights {root.hex()} in {folder} are not whole, or not of this model in {model.stages} stages: those and"
-            " the shapes stay as `dilocox init --from` wrote them. Import again for others."
+            f"the imported weights {root.hex()} in {folder} are damaged, or do not match this model in "
+            f"{model.stages} stages. Restore the shapes that `dilocox init --from` wrote, or import again."
         )
     return store

@@ -10,6 +10,6 @@ __all__ = ["identity"]
 
 
 def identity(home: HomeOption = None) -> None:
-    """Print the peer id of a daemon's folder (default: the node's); it is made on first use."""
+    """Print the peer id of a daemon's folder (default: the node's). The first use creates it."""
     folder = home or base_folder() / "node"
     sys.stdout.write(f"{load_identity(folder / 'identity.key').peer}\n")

@@ -34,23 +34,24 @@ def read_cluster_link(path: Path) -> ClusterLink:
     try:
         return ClusterLink.parse(read_named(path, piped=True))
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the cluster link cannot be read: {error}") from error
+        raise ConfigError(f"cannot read the cluster link: {error}") from error
 
 
 def _check_cluster(link: ClusterLink | None, of: ClusterOptions, upload_copies: int | None, hours: str | None) -> None:
     """Raise ConfigError or LocalError if options contradict each other, or do not fit this machine."""
     several = of.cluster_boxes > 1 or link is not None
     if of.cluster_boxes > 1 and link is not None:
-        raise ConfigError("--cluster-boxes is said on the cluster's lead alone")
+        raise ConfigError("use --cluster-boxes only on the lead host")
     if hours is not None and link is not None:
-        raise ConfigError("--hours is said on the cluster's lead: its boxes follow it")
+        raise ConfigError("use --hours only on the lead host: its hosts follow it")
     if several and upload_copies is not None:
-        raise ConfigError("--upload-copies leaves payloads with others, which a cluster of several boxes cannot do yet")
+        raise ConfigError("remove --upload-copies: a cluster of several hosts cannot store payloads at other peers yet")
     if not several and of.cluster_interface is not None:
-        raise ConfigError("--cluster-interface is for a cluster of several boxes: say --cluster-boxes N, or --cluster FILE")
+        raise ConfigError("--cluster-interface needs a cluster of several hosts: pass --cluster-boxes N, or --cluster FILE")
     if several and of.cluster_interface is None:
         raise ConfigError(
-            "the boxes of a cluster exchange tensors unencrypted: name the interface of a trusted network (--cluster-interface)"
+            "the hosts of a cluster exchange tensors unencrypted: pass the interface of a trusted network with "
+            "--cluster-interface"
         )
     if of.cluster_interface is not None:
         address_on(of.cluster_interface)
@@ -68,7 +69,7 @@ def node(
         typer.Option(
             min=1,
             max=limits.HOLDERS,
-            help="Most copies of a payload to send, to peers that serve it: 1 for a thin uplink.",
+            help="Most copies of a payload to send to peers that serve it: 1 for a slow uplink.",
         ),
     ] = None,
     simulated_measurement: Annotated[
@@ -81,7 +82,7 @@ def node(
         typer.Option(
             metavar="0x…",
             callback=validated(parse_account),
-            help="EVM account that is paid, in a run that settles.",
+            help="EVM account that is paid, in a run with settlement.",
         ),
     ] = None,
     data: DataOption = None,
@@ -96,16 +97,16 @@ def node(
         ),
     ] = None,
     exit_when_finished: Annotated[
-        bool, typer.Option("--exit-when-finished", help="End when the run does, instead of serving its state.")
+        bool, typer.Option("--exit-when-finished", help="End when the run ends, instead of serving its state.")
     ] = False,
 ) -> None:
-    """Join a run, train, exchange; leave cleanly on Ctrl-C or SIGTERM."""
+    """Join a run, train, and exchange; leave the roster on Ctrl-C or SIGTERM."""
     peer.begin()
     link = read_cluster_link(boxes.cluster) if boxes.cluster is not None else None
     if (join is None) == (link is None):
-        raise ConfigError("say either --join LINK, or --cluster FILE for a box of somebody's cluster")
+        raise ConfigError("pass either --join LINK, or --cluster FILE for a host of another cluster")
     if account is not None and link is not None:
-        raise ConfigError("--account is said on the cluster's lead alone: what a cluster earns is paid there")
+        raise ConfigError("use --account only on the lead host: it is paid for the whole cluster")
     _check_cluster(link, boxes, upload_copies, machine.hours)
     settings = NodeSettings(
         **peer.settings("node", announced=upload_copies is None, first=NODE_PORTS),

@@ -25,7 +25,7 @@ __all__ = ["leave", "pause", "resume"]
 LOOK_SECONDS = 0.5
 
 NowOption = Annotated[bool, typer.Option("--now", help="Give up the open round, instead of finishing it.")]
-WaitOption = Annotated[bool, typer.Option("--wait/--no-wait", help="Return when it is done. Ctrl-C takes nothing back.")]
+WaitOption = Annotated[bool, typer.Option("--wait/--no-wait", help="Return when it is done. Ctrl-C cancels nothing.")]
 
 
 def pause(now: NowOption = False, wait: WaitOption = True, home: HomeOption = None, as_json: JsonOption = False) -> None:
@@ -37,7 +37,7 @@ def pause(now: NowOption = False, wait: WaitOption = True, home: HomeOption = No
 
 
 def resume(home: HomeOption = None, as_json: JsonOption = False) -> None:
-    """Take part again, from the checkpoint of the last phase and with its uncommitted work."""
+    """Resume training from the checkpoint of the last phase, with its uncommitted work."""
     _ask("resume", False, home, as_json)
 
 
@@ -52,10 +52,14 @@ def leave(now: NowOption = False, wait: WaitOption = True, home: HomeOption = No
 def _ask(what: str, now: bool, home: Path | None, as_json: bool) -> Path:
     """Return the folder of the node that confirmed the request."""
     if api_address(home) is not None:
-        fail(f"--home {home}: who may {what} a node shows it by api.key in its folder", Exit.USAGE, "name the node's folder")
+        fail(
+            f"--home {home}: a user who may {what} a node must be able to read api.key in its folder",
+            Exit.USAGE,
+            "pass the node's folder",
+        )
     facts = find_daemon(home)
     if facts["role"] not in ("node", "waiting"):
-        fail(f"in {facts['home']} runs a {facts['role']}: only a node takes part", Exit.USAGE, "name a node's --home")
+        fail(f"{facts['home']} runs a {facts['role']}: only a node trains", Exit.USAGE, "pass --home with the folder of a node")
     folder = Path(facts["home"])
     answer = api_call(folder, f"/v1/{what}{'?now=yes' if now else ''}", "POST")
     if as_json:

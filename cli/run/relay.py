@@ -10,6 +10,6 @@ __all__ = ["relay"]
 
 @grouped
 def relay(join: JoinOption, peer: PeerOptions) -> None:
-    """Store payloads and states for peers that are not reachable; train nothing. The run names this peer in `run.relays`."""
+    """Store payloads and states for unreachable peers, without training. The run must name this peer in `run.relays`."""
     peer.begin()
     live(run_holder(HolderSettings(**peer.settings("relay"), join=read_link(join))))

@@ -42,7 +42,7 @@ def compute_with_bar(model: Model, bar: Working) -> bytes:
             announced = True
             left = took * (total - done) / done
         if left >= LONG_SECONDS:
-            text = f"computing the initial state of {parameters:,} parameters takes about {left / 60:,.1f} minutes more"
+            text = f"computing the initial state of {parameters:,} parameters: about {left / 60:,.1f} minutes left"
             errors.print(text, highlight=False)
 
     return compute_state(model, progress)

@@ -54,29 +54,31 @@ class NodeMetrics(Collector):
         yield GaugeMetricFamily("dilocox_inner_steps", "Inner steps since the workers started", value=progress.total_steps)
         yield GaugeMetricFamily("dilocox_phase_round", "The round that this node trains for", value=progress.round)
         if (agreed := state_agreed(self._participant)) is not None:
-            what = "1 where our newest state that the run agreed on is the run's"
+            what = "1 if this node's newest agreed state is the run's"
             yield GaugeMetricFamily("dilocox_state_digest_agreed", what, value=agreed)
 
     def _place(self) -> Iterable[Metric]:
         node, head = self._participant, self._participant.chain.head
-        state = GaugeMetricFamily("dilocox_node_state", "1 for what the node does", labels=["state"])
+        state = GaugeMetricFamily("dilocox_node_state", "1 for the current state of the node", labels=["state"])
         state.add_metric([node.machine.status.name], 1)
         yield state
-        yield GaugeMetricFamily("dilocox_on_roster", "1 on the open round's roster", value=node.machine.cluster in head.roster)
-        yield GaugeMetricFamily("dilocox_coordinator_connected", "1 while it is heard", value=self._connected())
+        yield GaugeMetricFamily(
+            "dilocox_on_roster", "1 if on the open round's roster", value=node.machine.cluster in head.roster
+        )
+        yield GaugeMetricFamily("dilocox_coordinator_connected", "1 if the coordinator is live", value=self._connected())
         if self._reach.reachable is not None:
-            yield GaugeMetricFamily("dilocox_reachable", "1 where others can dial this node", value=self._reach.reachable)
+            yield GaugeMetricFamily("dilocox_reachable", "1 if other peers can reach this node", value=self._reach.reachable)
         earned = head.standings.get(node.machine.cluster, Record(0)).earned
-        yield GaugeMetricFamily("dilocox_standing_earned_rounds", "What this node's cluster has earned", value=earned)
+        yield GaugeMetricFamily("dilocox_standing_earned_rounds", "Reputation of this node's cluster", value=earned)
         wanted = node.manifest.standing.rounds
-        yield GaugeMetricFamily("dilocox_standing_full_rounds", "What there is to earn; 0: all stand equal", value=wanted)
+        yield GaugeMetricFamily("dilocox_standing_full_rounds", "Full reputation; 0: all clusters are equal", value=wanted)
 
     def _attestations(self) -> Iterable[Metric]:
         """Yield attestations by kind: the labels of a metric must not grow with the swarm."""
         held = self._participant.chain.head.attestations.values()
-        peers = GaugeMetricFamily("dilocox_peers_attested", "Peers whose evidence holds", labels=["kind"])
+        peers = GaugeMetricFamily("dilocox_peers_attested", "Peers with a valid verdict on their evidence", labels=["kind"])
         until = GaugeMetricFamily(
-            "dilocox_attestation_valid_until", "Unix time at which the first of their verdicts runs out", labels=["kind"]
+            "dilocox_attestation_valid_until", "Unix time at which the first of their verdicts expires", labels=["kind"]
         )
         for kind in sorted({item.kind for item in held}):
             ends = [item.valid_until_ms / 1000 for item in held if item.kind == kind]

@@ -154,7 +154,7 @@ def create_node_app(
         """Challenge a peer now."""
         peer = request.match_info["peer"]
         if not participant.manifest.attestation.kinds:
-            raise Problem("no-attestation", "this run asks for no evidence")
+            raise Problem("no-attestation", "this run requires no evidence")
         return json_response(await challenger.report(peer))
 
     app = create_app(registry, status, metrics.refresh)
@@ -180,7 +180,7 @@ def add_operator_routes(app: web.Application, attendance: ParticipationSchedule,
         @takes(*parameters)
         async def handle(request: web.Request) -> web.Response:
             if not hmac.compare_digest(request.headers.get("Authorization", "").encode(), f"Bearer {key}".encode()):
-                raise Problem("not-the-operator", "only who may read api.key in the daemon's folder may ask that")
+                raise Problem("not-the-operator", "only a user who can read api.key in the daemon's folder may do that")
             try:
                 return json_response({"says": await act(NOW in parameters and NOW.read(request))})
             except LocalError as error:

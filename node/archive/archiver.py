@@ -63,8 +63,8 @@ def check_sealing(manifest: Manifest, key: Path | None, plain: bool) -> None:
     """Raises ConfigError where an archive would say to others what the run does not."""
     if key is None and not plain and (manifest.admission.policy == "allow-list" or not manifest.may_read("")):
         raise ConfigError(
-            "this run is not public, and whoever holds the archive's storage could read it: name a key with --archive-key FILE"
-            " (made where there is none), or say --archive-plain"
+            "this run is not public, but the storage's operator could read the archive: pass --archive-key FILE "
+            "(created if missing) to encrypt it, or --archive-plain"
         )
 
 
@@ -144,7 +144,7 @@ class Archiver:
         while True:
             self.grew.clear()
             try:
-                self.why = await self.look()
+                self.why = await self.archive_once()
             except RemoteError as error:
                 self.why = error.detail
             if self.why != said:
@@ -156,7 +156,7 @@ class Archiver:
             except TimeoutError:
                 pass
 
-    async def look(self) -> str:
+    async def archive_once(self) -> str:
         """Have what is missing; why something still is. Raises RemoteError where the archive cannot be used."""
         if self._archive is None:
             self._archive = await asyncio.to_thread(self._open)
@@ -165,7 +165,7 @@ class Archiver:
         if head is None:
             return "the chain here is shorter than the archive's: waiting for the coordinator's"
         self._alone = 0 if others else self._alone + 1
-        both = "somebody else writes to this archive too: end one of you, or name another --archive"
+        both = "another process also writes to this archive: stop one of them, or use another --archive"
         missing = [both] if self._alone < ALONE_LOOKS else []
         for step in (self._imported, self._snapshot, self._payload_log):
             head, why = await step(head)
@@ -197,7 +197,7 @@ class Archiver:
         self._wrote = before.sequence if before is not None else None
         if head is None:
             signed = self._chain.signed_manifest
-            assert signed is not None, "who follows a run keeps it"
+            assert signed is not None, "a daemon of the run stores it"
             head = ArchiveHead(sequence=0, run=archive.run_id.hex(), manifest=archive.write(canonical(signed)).hex())
         if before is not None:
             self._drop(archive, before)
@@ -207,7 +207,7 @@ class Archiver:
         gone: list[bytes] = []
         changed = head
         if ours.parted:
-            log.warning("the run's owner named another chain: %d of the archive's %d commits stand", ours.commits, head.length)
+            log.warning("the run's owner chose another chain: %d of the archive's %d commits remain", ours.commits, head.length)
             changed, gone = self._without(archive, head, ours.commits)
         segments = tuple(write_commits(archive, self._chain, ours.segments))
         blobs = {segment.blob for segment in segments}
@@ -251,7 +251,7 @@ class Archiver:
 
     @property
     def _opened(self) -> Archive:
-        assert self._archive is not None, "nothing is done before"
+        assert self._archive is not None, "nothing runs before"
         return self._archive
 
     # Contents

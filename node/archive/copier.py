@@ -67,7 +67,7 @@ class BlobCopier:
             await stoppable(self._archive.put, store, digest)
             self._downloader.traffic.bytes["sent", "archive"] += size
         except FileNotFoundError as error:
-            raise RemoteError(pb.REASON_UNAVAILABLE, "it was removed while it was being archived") from error
+            raise RemoteError(pb.REASON_UNAVAILABLE, "it was deleted while it was being archived") from error
 
     async def root(self, round: int, root: bytes) -> list[bytes]:
         """Copy and return the list of an agreed state's stages. Raises RemoteError if no peer serves it."""
@@ -106,7 +106,7 @@ class BlobCopier:
         await self._have_data(document, providers, limits.CORPUS_BYTES)
         corpus = await asyncio.to_thread(corpus_in, self._data, document)
         if corpus is None:
-            raise RemoteError(pb.REASON_MALFORMED, "what the run names as its data is no corpus")
+            raise RemoteError(pb.REASON_MALFORMED, "the digest that the run names as its data is not a corpus")
         for blob, size in corpus.blobs:
             fetch = partial(self._have_data, blob, providers, size or limits.TOKENIZER_BYTES)
             lay_here = await asyncio.to_thread(self._data.sound, blob)

@@ -25,7 +25,7 @@ def simulated_measurement(path: Path | None, version: str) -> bytes:
     try:
         measurement = bytes.fromhex(path.read_text().strip())
     except (OSError, ValueError) as error:
-        raise unavailable(f"{path} holds no measurement: {error}") from error
+        raise unavailable(f"{path} contains no measurement: {error}") from error
     if len(measurement) != simulated.MEASUREMENT_BYTES:
         raise unavailable(f"{path}: a simulated measurement has {simulated.MEASUREMENT_BYTES} bytes in hexadecimal")
     return measurement
@@ -53,8 +53,8 @@ def choose_attester(
     if SIMULATED in kinds:
         return SIMULATED, lambda data: simulated.make(data, simulated_measurement(simulated_file, version))
     if not kinds:
-        raise unavailable("no kind of evidence of hardware is installed: install dilocox-tee")
-    raise unavailable(f"this machine is no confidential guest of a kind that is asked for: {' or '.join(kinds)}")
+        raise unavailable("no kind of hardware evidence is installed: install dilocox-tee")
+    raise unavailable(f"this machine is not a confidential guest of a required kind: {' or '.join(kinds)}")
 
 
 @deny_unexpected

@@ -85,7 +85,7 @@ def find_kind(name: str) -> Kind | None:
         return None
     if not isinstance(kind := call(entry), Kind):
         raise ConfigError(
-            f"the plugin of evidence of kind {printable(name)!r} returns no kind. Install it again, or uninstall it"
+            f"the plugin for evidence of kind {printable(name)!r} returns no kind. Install it again, or uninstall it"
         )
     return kind
 
@@ -96,7 +96,7 @@ def missing(kinds: Iterable[str]) -> str:
         if kind not in kind_names():
             distribution = DISTRIBUTIONS.get(kind)
             how = f"install {distribution}" if distribution else f"install its plugin; installed: {', '.join(kind_names())}"
-            return f"no plugin here has evidence of kind {printable(kind)!r}: {how}"
+            return f"no plugin on this machine has evidence of kind {printable(kind)!r}: {how}"
     return ""
 
 
@@ -108,6 +108,6 @@ def asked_kinds(settings: Attestation) -> tuple[str, ...]:
 def require_kinds(settings: Attestation) -> None:
     """Raise ConfigError if the run asks for a kind that is not installed, or whose plugin cannot be used."""
     if lacking := missing(asked_kinds(settings)):
-        raise ConfigError(f"the run asks for evidence, and {lacking}")
+        raise ConfigError(f"the run requires evidence, but {lacking}")
     for kind in asked_kinds(settings):
         find_kind(kind)

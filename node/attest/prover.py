@@ -101,7 +101,7 @@ class Prover:
         if answer.outcome is Outcome.ACCEPT and answer.valid_until_ms:
             self._become(Result(True, self._kind, valid_until=answer.valid_until_ms // 1000))
         elif answer.outcome is Outcome.ACCEPT:
-            self._become(Result(False, self._kind, Code.MALFORMED, "the coordinator does not say how long its verdict lasts"))
+            self._become(Result(False, self._kind, Code.MALFORMED, "the coordinator sent no duration of its verdict"))
         else:
             code, _, reason = answer.detail.partition(": ")
             self._become(Result(False, self._kind, code, reason))
@@ -149,10 +149,10 @@ class AttestorService(rpc.AttestorServicer):
         if len(request.nonce) != NONCE_BYTES:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"a nonce has {NONCE_BYTES} bytes")
         if self._prover is None:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this peer gives no evidence")
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this peer has no evidence")
             raise AssertionError  # abort raises; this tells the type checker
         if self._prover.busy:  # strangers never queue: the node's own renewal would wait behind them and expire
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "another quote is being made; ask again")
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "another quote is being made; retry later")
         try:
             return (await self._prover.answer(request.nonce)).envelope
         except AttestationError as error:
@@ -171,7 +171,7 @@ class Challenger:
         """Raises RemoteError when the peer cannot be reached or its answer is not its own."""
         record = await self._directory.find(peer)
         if record is None:
-            raise RemoteError(pb.REASON_UNAVAILABLE, "nobody knows how to dial it")
+            raise RemoteError(pb.REASON_UNAVAILABLE, "its address is not known")
         nonce, run = os.urandom(NONCE_BYTES), self.manifest.run_id
         stub = rpc.AttestorStub(self._channels.channel(record))
         try:
@@ -180,7 +180,7 @@ class Challenger:
             raise AttestationError(Code.UNAVAILABLE, error.details() or str(error.code())) from error
         statement = open_envelope(envelope, run, (pb.KIND_EVIDENCE,))
         if statement.peer != peer:
-            raise AttestationError(Code.PEER, f"{statement.peer} answered instead")
+            raise AttestationError(Code.PEER, f"another peer, {statement.peer}, answered")
         bound: pb.BoundEvidence = statement.body
         check_binding(bound, envelope.key, run, nonce)
         evidence = Evidence.from_message(bound.evidence)

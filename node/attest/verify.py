@@ -29,7 +29,7 @@ def verify_alone(evidence: Evidence, now: int, terms: Terms = DEFAULT) -> Claims
         raise AttestationError(Code.UNKNOWN_KIND, f"no verifier for kind {evidence.kind[:32]!r}")
     claims = kind.verify(evidence, now, terms)
     if isinstance(claims, Claims) and claims.kind != evidence.kind:
-        raise AttestationError(Code.INTERNAL, "the verifier speaks of another kind")
+        raise AttestationError(Code.INTERNAL, "the verifier returned another kind")
     return claims
 
 
@@ -37,10 +37,10 @@ def verify_alone(evidence: Evidence, now: int, terms: Terms = DEFAULT) -> Claims
 def verify_evidence(evidence: Evidence, now: int, terms: Terms = DEFAULT) -> Claims:
     """Return what a CPU's evidence says, and that of the GPUs in it. Raises AttestationError, nothing else."""
     if evidence.kind == NVIDIA:
-        raise AttestationError(Code.KIND, "GPU evidence never admits without a CPU's")
+        raise AttestationError(Code.KIND, "GPU evidence alone never admits: evidence of the CPU is missing")
     claims = verify_alone(evidence, now, terms)
     if not isinstance(claims, Claims):
-        raise AttestationError(Code.INTERNAL, "the verifier of a CPU speaks of a GPU")
+        raise AttestationError(Code.INTERNAL, "the verifier of a CPU returned a GPU")
     of_gpus = Terms(nonce=gpu_nonce(claims.report_data))
     return replace(claims, gpus=tuple(_verify_gpu(item, now, of_gpus) for item in evidence.gpu))
 
@@ -48,7 +48,7 @@ def verify_evidence(evidence: Evidence, now: int, terms: Terms = DEFAULT) -> Cla
 def _verify_gpu(evidence: Evidence, now: int, terms: Terms) -> GpuClaims:
     claims = verify_alone(evidence, now, terms)
     if not isinstance(claims, GpuClaims):
-        raise AttestationError(Code.INTERNAL, "the verifier of a GPU speaks of a CPU")
+        raise AttestationError(Code.INTERNAL, "the verifier of a GPU returned a CPU")
     return claims
 
 

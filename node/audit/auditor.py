@@ -91,7 +91,7 @@ async def in_a_process(task: Task, home: Path) -> Found:
         if process is not None:
             await end_process(process)
     if process.returncode or not said:
-        raise LocalError(f"the process that audits ended with {process.returncode}: see audits.log")
+        raise LocalError(f"the audit process ended with {process.returncode}: see audits.log")
     return Found(**json.loads(said))
 
 
@@ -197,10 +197,10 @@ class Auditor:
         try:
             found = await self._find(duty)
         except (LocalError, OSError) as error:
-            self._tell(audit, "nothing", str(error))
+            self._report(audit, "nothing", str(error))
         else:
             self._us.feed(Audited(audit, found))
-            self._tell(
+            self._report(
                 audit, audit_rules.verdict_name(found.verdict), f"distance {found.distance:.2g}" if found.distance else ""
             )
         finally:
@@ -211,7 +211,7 @@ class Auditor:
                     del self._wanted[digest]
                     self._place.states.remove(digest)
 
-    def _tell(self, audit: Audit, found: str, why: str) -> None:
+    def _report(self, audit: Audit, found: str, why: str) -> None:
         self._us.emit(events.Audited(audit.round, audit.cluster, found, why))
 
     async def _before(self, round: int, work: Coroutine[Any, Any, T]) -> T | None:
@@ -230,7 +230,7 @@ class Auditor:
         try:
             fetched = await self._before(max(audit.due, began + 1), self._fetch(duty))
         except RemoteError as error:
-            log.warning("what %s commits to is no phase: %s", short(audit.cluster), error)
+            log.warning("%s committed to something that is not a local phase: %s", short(audit.cluster), error)
             return Result(pb.AUDIT_MALFORMED)
         duty.asking, duty.room = False, 0
         if fetched is None and began < audit.due:
@@ -238,14 +238,14 @@ class Auditor:
             return Result(pb.AUDIT_UNSERVED)
         found = await self._before(audit.due + 1, self._compare(*fetched)) if fetched is not None else None
         if found is None:
-            raise LocalError(f"round {audit.due} was over first")
+            raise LocalError(f"round {audit.due} ended first")
         return found
 
     def _check_presence(self, duty: _Duty) -> None:
         """A whole round is time enough for who serves, where we asked for most of it. Raises LocalError."""
         commit = self._chain.commit(duty.audit.due - 1)
         if commit is None or duty.asked_seconds < PRESENT_SHARE * commit.body.open_ms / 1000:
-            raise LocalError(f"this machine was not there for most of round {duty.audit.due - 1}")
+            raise LocalError(f"this machine was absent for most of round {duty.audit.due - 1}")
 
     async def _fetch(self, duty: _Duty) -> tuple[pb.Marks, audit_rules.Stretch]:
         """Fetch the checkpoints, and both states of the drawn segment, however long it takes. Raises RemoteError if they
@@ -253,7 +253,7 @@ class Auditor:
         audit = duty.audit
         commit, before = self._chain.commit(audit.round), self._chain.commit(audit.round - 1)
         if commit is None or before is None:
-            raise LocalError(f"commit {audit.round} is not here any more")
+            raise LocalError(f"commit {audit.round} is not on this disk any more")
         body = next(item.contribution for item in taken(commit.body) if item.cluster == audit.cluster)
         member = next(each for each in before.body.roster if each.cluster == audit.cluster)
         lease = Lease(member.samples_counted, tuple((span.start, span.end) for span in member.lease))
@@ -265,7 +265,7 @@ class Auditor:
             for mark in (stretch.first, stretch.last):
                 await self._have(mark.states[stage], duty, size, stage)
                 if self._place.states.size(mark.states[stage]) != size:
-                    raise RemoteError(pb.REASON_SIZE_MISMATCH, f"a state of stage {stage} has not {size} bytes")
+                    raise RemoteError(pb.REASON_SIZE_MISMATCH, f"a state of stage {stage} does not have {size} bytes")
         return marks, stretch
 
     async def _take_room(self, duty: _Duty) -> None:
@@ -273,7 +273,7 @@ class Auditor:
         disk = await asyncio.to_thread(shutil.disk_usage, self._place.states.folder)
         needed, free = 2 * sum(self._sizes()), disk.free - sum(other.room for other in self._duties.values())
         if needed > free:
-            raise LocalError(f"two states take {needed:,} bytes of disk; {max(0, free):,} are free")
+            raise LocalError(f"two states need {needed:,} bytes of disk, but {max(0, free):,} are free")
         duty.room = needed
 
     async def _have(self, digest: bytes, duty: _Duty, most: int, stage: int | None = None) -> None:
@@ -285,7 +285,7 @@ class Auditor:
             try:
                 return await self._states.fetch(digest, [duty.audit.cluster], most, stage)
             except RemoteError as error:
-                log.info("a state of %s is not to be had: %s", short(duty.audit.cluster), error)
+                log.info("cannot fetch a state of %s: %s", short(duty.audit.cluster), error)
                 await asyncio.sleep(self._look_seconds)
 
     async def _compare(self, marks: pb.Marks, stretch: audit_rules.Stretch) -> Result:
@@ -307,13 +307,13 @@ class Auditor:
         device = fullest_device(manifest, 1, manifest.training.microbatches, manifest.training.in_bfloat16(self._machine.cuda))
         needed = host_bytes(manifest, range(manifest.model.stages)) + (0 if self._machine.cuda else device.total)
         if free is not None and needed > free:
-            raise LocalError(f"the whole model takes {needed:,} bytes of memory; {free:,} are free")
+            raise LocalError(f"the whole model needs {needed:,} bytes of memory, but {free:,} are free")
 
     async def _have_samples(self, stretch: audit_rules.Stretch) -> None:
         """Fetch the shards with these samples. Raises LocalError if that fails."""
         corpus = await asyncio.to_thread(corpus_in, self._place.data, bytes.fromhex(self._manifest.data.digest))
         if corpus is None:
-            raise LocalError("the run's data are not here yet")
+            raise LocalError("the run's data are not on this disk yet")
         for digest, size in await asyncio.to_thread(self._shards, corpus, stretch):
             try:
                 if not self._place.named:
@@ -321,7 +321,7 @@ class Auditor:
                 elif not await asyncio.to_thread(self._place.data.sound, digest):
                     raise LocalError(f"shard {digest.hex()} of the run's data is not in {self._place.data.folder}")
             except RemoteError as error:
-                raise LocalError(f"nobody serves the samples that it read: {error.detail}") from error
+                raise LocalError(f"no peer serves the samples that it read: {error.detail}") from error
 
     def _shards(self, corpus: Corpus, stretch: audit_rules.Stretch) -> list[tuple[bytes, int]]:
         """Blocking: an epoch of many shards takes a while."""

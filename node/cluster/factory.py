@@ -175,5 +175,5 @@ def admission(settings: NodeSettings, identity: Identity, place: PeerRuntime, cu
     path = settings.home / CLUSTER_LINK
     write_atomically(path, f"{ClusterLink(secret, lead, join)}\n".encode(), mode=0o600)
     start = "dilocox node --cluster cluster.link --cluster-interface INTERFACE --host ITS.ADDRESS"
-    log.info("copy %s to the other %s of this cluster, and start each with: %s", path, several(others, "box", "boxes"), start)
+    log.info("copy %s to the other %s of this cluster, and start each with: %s", path, several(others, "host", "hosts"), start)
     return BoxAdmission(join.run_id, identity.peer, secret, cuda, others, corpus)

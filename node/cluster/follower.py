@@ -89,7 +89,7 @@ class Follower:
         """Follow the lead, again and again, until cancelled."""
         backoff, said = Backoff(), ""
         while True:
-            why, status = "it says nothing", self._away
+            why, status = "it does not answer", self._away
             try:
                 await self._follow(await self._line.stub(), backoff)
             except grpc.aio.AioRpcError as error:
@@ -106,15 +106,15 @@ class Follower:
             await backoff.wait()
 
     def _away(self, why: str) -> Status:
-        return Status("forming", f"our cluster's lead {short(self._line.lead)} is away: {why}")
+        return Status("forming", f"the lead host {short(self._line.lead)} is away: {why}")
 
     def _refused(self, why: str) -> Status:
-        return Status("refused", f"our cluster's lead {short(self._line.lead)} refuses this box: {why}")
+        return Status("refused", f"the lead host {short(self._line.lead)} refuses this host: {why}")
 
     async def _follow(self, stub: Any, backoff: Backoff) -> None:
         """Follow until the stream breaks, or the lead host is silent: then stop its worker group here."""
         self._outgoing, self._ended = asyncio.Queue(), 0
-        self._say(hello=self._line.hello)
+        self._send(hello=self._line.hello)
         silence = Silence()
         call = stub.Follow(self._events())
 
@@ -141,13 +141,13 @@ class Follower:
         while True:
             yield await self._outgoing.get()
 
-    def _say(self, **event: Any) -> None:
+    def _send(self, **event: Any) -> None:
         self._outgoing.put_nowait(boxes.BoxEvent(**event))
 
     async def _beat(self) -> None:
         """Waits for no thread: those may all be hashing."""
         while True:
-            self._say(alive=boxes.BoxAlive(ticks=self._ticks, serves=self._own.serves_its_own()))
+            self._send(alive=boxes.BoxAlive(ticks=self._ticks, serves=self._own.serves_its_own()))
             await asyncio.sleep(ALIVE_SECONDS)
 
     async def _count(self) -> None:
@@ -158,7 +158,7 @@ class Follower:
     def _obey(self, stub: Any, command: boxes.BoxCommand) -> None:
         match command.WhichOneof("command"):
             case "launch":
-                self._running = self._tasks.start(self._run(stub, command.launch, self._running), "our workers")
+                self._running = self._tasks.start(self._run(stub, command.launch, self._running), "this host's workers")
             case "worker":
                 self._pool.command(command.worker)
                 if command.worker.HasField("stop"):
@@ -167,7 +167,7 @@ class Follower:
                 self._ended = command.end
                 self._pool.end_generation()
             case "ask":
-                self._asks[command.ask.number] = self._tasks.start(self._answer(command.ask), "answer the lead")
+                self._asks[command.ask.number] = self._tasks.start(self._answer(command.ask), "answer the lead host")
             case "drop":
                 if (asked := self._asks.get(command.drop)) is not None:
                     asked.cancel()
@@ -182,7 +182,7 @@ class Follower:
             case "apply":
                 self._pool.command(worker.WorkerCommand(apply=self._taken.pop(command.apply)))
             case "ready":
-                self._tasks.start(self._ready(command.ready), "keep a state")
+                self._tasks.start(self._ready(command.ready), "store a state")
             case "step":
                 self._crew.step(command.step)
                 self._member.show(None)
@@ -210,7 +210,7 @@ class Follower:
                     await forwarding
         finally:
             meeting.close()
-            self._say(ended=launch.generation)
+            self._send(ended=launch.generation)
         if launch.generation > self._ended:  # no command stopped them
             await asyncio.to_thread(probe, self._store.folder)  # a full disk is not the workers' fault
 
@@ -231,7 +231,7 @@ class Follower:
         try:
             await pump(stub.Meet(parts()), writer)
         except (grpc.aio.AioRpcError, ConnectionError) as error:
-            log.debug("a worker's way to the first one ended: %s", error)
+            log.debug("the connection of a worker to the first one ended: %s", error)
 
     async def _forward(self, launch: boxes.LaunchBox) -> None:
         """Forward the workers' messages. Before they write, delete what only an earlier process could need."""
@@ -253,7 +253,7 @@ class Follower:
             self._pass_on(launch, rank, event)
 
     def _pass_on(self, launch: boxes.LaunchBox, rank: int, event: worker.WorkerEvent) -> None:
-        self._say(said=boxes.WorkerSaid(generation=launch.generation, rank=rank, event=event))
+        self._send(said=boxes.WorkerSaid(generation=launch.generation, rank=rank, event=event))
 
     async def _ready(self, ready: boxes.ClusterReady) -> None:
         """Store the list of a state's stages beside this host's stages: it tells joiners what they may request."""
@@ -274,7 +274,7 @@ class Follower:
                 case "take":
                     await self._chain_to(ask.take + 1)
                     if (commit := self._chain.commit(ask.take)) is None:
-                        raise RemoteError(pb.REASON_UNAVAILABLE, f"commit {ask.take} is not here any more")
+                        raise RemoteError(pb.REASON_UNAVAILABLE, f"commit {ask.take} is not on this disk any more")
                     self._taken[ask.take] = await self._own.take(commit)
                 case "keep":
                     answer.holders.extend(await self._own.find_relays(ask.keep.blobs))
@@ -284,7 +284,7 @@ class Follower:
             answer.reason, answer.detail = error.reason, error.detail
         finally:
             self._asks.pop(ask.number, None)
-        self._say(answer=answer)
+        self._send(answer=answer)
 
     async def _prepare(self, start: worker.Start) -> tuple[worker.Start, list[worker.Apply]]:
         """Return the start with all it needs, and the commits that it replays. They come from this host's chain."""
@@ -307,5 +307,5 @@ class Follower:
                     self._grew.clear()
                     await self._grew.wait()
         except TimeoutError as error:
-            why = f"box {short(self._me)} has no commit {length - 1} yet: does it reach the coordinator?"
+            why = f"host {short(self._me)} has no commit {length - 1} yet: check that it reaches the coordinator"
             raise RemoteError(pb.REASON_UNAVAILABLE, why) from error

@@ -127,14 +127,14 @@ class WorkerSupervisor:
     def resynchronise(self) -> None:
         """Start again from a state that the run agreed on."""
         self._avoid_boundaries = True
-        self._end_generation("their state was not the run's", failed=False)
+        self._end_generation("their state differed from the run's", failed=False)
 
     def _end_generation(self, why: str, failed: bool = True) -> None:
         """Stop the worker group; later reports are ignored."""
         self._ending, self._failed = why, failed
         self._team.end_generation()
 
-    def _hear(self, fact: member_io.Input) -> None:
+    def _feed(self, fact: member_io.Input) -> None:
         """Feed a report to the member machine, unless the worker group was stopped."""
         if not self._ending:
             self._member.feed(fact)
@@ -162,7 +162,7 @@ class WorkerSupervisor:
             if self._failed_generations >= FAILED_GENERATIONS:
                 raise LocalError(f"the stage workers ended {FAILED_GENERATIONS} times in a row: {why or 'see workers.log'}")
             self._member.emit(events.WorkersEnded(why or "a process died"))
-            self._member.show(Status("restarting", "starting the stage workers again"))
+            self._member.show(Status("restarting", "restarting the stage workers"))
             await asyncio.sleep(GENERATION_PAUSE_SECONDS)
 
     async def _follow_generation(self) -> str:
@@ -181,7 +181,7 @@ class WorkerSupervisor:
                     if whole:
                         await self._enter_what_was_kept(event.hello)
                         await self._keeping.begin(list(self._crew.hellos.values()))
-                        self._feeding = self._tasks.start(self._hand_out(), "hand out")
+                        self._feeding = self._tasks.start(self._hand_out(), "send the start and the commits")
                 case "ready":
                     if (ready := self._crew.ready(rank, event.ready)) is not None:
                         await self._ready(ready)
@@ -195,9 +195,9 @@ class WorkerSupervisor:
                 case "rechecked":
                     if (digests := self._crew.rechecked(rank, event.rechecked)) is not None:
                         root = await asyncio.to_thread(self._store.put, [state_blob(digests)])
-                        self._hear(member_io.Rechecked(event.rechecked.round, root))
+                        self._feed(member_io.Rechecked(event.rechecked.round, root))
                 case "scored":
-                    self._hear(scored(event.scored))
+                    self._feed(scored(event.scored))
                 case "failed":
                     log.error("a stage worker failed: %s", event.failed)
                     self._end_generation(event.failed)
@@ -211,8 +211,8 @@ class WorkerSupervisor:
             self._crew.expect(self._team.workers)
             self._crew.computes(await asyncio.to_thread(self._team.processor_ticks))
             if self._crew.stuck():
-                log.error("the stage workers stand still in step %d; starting them again", self._crew.progress.step)
-                self._end_generation("they stood still")
+                log.error("the stage workers made no progress in step %d; restarting them", self._crew.progress.step)
+                self._end_generation("they made no progress")
                 return
 
     async def _ready(self, ready: Ready) -> None:
@@ -228,7 +228,7 @@ class WorkerSupervisor:
             counted = {item.cluster for item in taken(applied.body)}
             mine = self._me in counted
             self._member.emit(events.CommitApplied(ready.round - 1, mine, len(counted), ready.applied_at_step, root.hex()[:12]))
-        self._hear(member_io.StateReady(ready.round, root, ready.evaluation_loss))
+        self._feed(member_io.StateReady(ready.round, root, ready.evaluation_loss))
         await self._keeping.retain()
 
     async def _enter_what_was_kept(self, hello: worker.Hello) -> None:
@@ -258,21 +258,25 @@ class WorkerSupervisor:
         if self._account is not None and not await asyncio.to_thread(
             self._account.enter, digest_of([canonical(phase.work)]), first.steps_within, first.noise, first.corpus
         ):
-            log.warning("round %d is not contributed, it would tell too much: %s", first.round, self._account.sentence)
+            log.warning(
+                "round %d is not contributed, because it would exceed the privacy budget: %s",
+                first.round,
+                self._account.sentence,
+            )
             return
         if self._team.serves_its_own():
-            self._hear(ended)
+            self._feed(ended)
             if not self._ending and self._team.regroups():  # what it made is announced
-                self._end_generation("another box of our cluster is here", failed=False)
+                self._end_generation("another host joined this cluster", failed=False)
         else:
-            self._finding = self._tasks.start(self._contribute_by_holders(ended, phase.payloads), "find holders")
+            self._finding = self._tasks.start(self._contribute_by_holders(ended, phase.payloads), "find relays")
 
     async def _contribute_by_holders(self, ended: member_io.PhaseEnded, payloads: Sequence[worker.StagePayload]) -> None:
         """Contribute for a cluster with unreachable hosts: upload the payloads to relays, then announce them."""
         try:
-            self._hear(replace(ended, holders=await self._team.held(ended.leaves, payloads)))
+            self._feed(replace(ended, holders=await self._team.held(ended.leaves, payloads)))
         except RemoteError as error:  # the box that went takes its generation along; the next announces the phase again
-            log.warning("round %d: nobody keeps our payloads: %s", ended.round, error)
+            log.warning("round %d: no relay stores this node's payloads: %s", ended.round, error)
 
     # Starting a generation and feeding it
 
@@ -284,7 +288,7 @@ class WorkerSupervisor:
         self._team.start(start, replays)
         self._member.show(None)
         origin = worker.Start.Origin.Name(start.origin).removeprefix("ORIGIN_").lower()
-        kept = f" with what {several(len(start.kept.payloads), 'stage')} had before" if start.HasField("kept") else ""
+        kept = f" with earlier payloads of {several(len(start.kept.payloads), 'stage')}" if start.HasField("kept") else ""
         replayed = several(len(replays), "commit")
         log.info("workers start from %s of round %d%s, replaying %s", origin, start.round, kept, replayed)
         while True:
@@ -294,14 +298,17 @@ class WorkerSupervisor:
                 await self._grew.wait()
             elif commit.body.closing:
                 return
-            elif (apply := await self._take(commit)) is None:
-                self._end_generation(f"nobody serves what round {commit.body.round} counted, and the run went on", failed=False)
+            elif (apply := await self._await_apply(commit)) is None:
+                self._end_generation(
+                    f"no peer serves the payloads that round {commit.body.round} counted, and the run has continued",
+                    failed=False,
+                )
                 return
             else:
                 self._team.apply(self._fed, apply)
                 self._fed += 1
 
-    async def _take(self, commit: Statement[pb.Commit]) -> worker.Apply | None:
+    async def _await_apply(self, commit: Statement[pb.Commit]) -> worker.Apply | None:
         """Return what a commit counts, as soon as a peer serves it; None if none does, and a later agreed state replaces
         it."""
         clock = asyncio.get_running_loop().time
@@ -310,7 +317,7 @@ class WorkerSupervisor:
             try:
                 return await self._team.take(commit)
             except RemoteError as error:
-                log.warning("round %d: a counted payload is not to be had yet: %s", commit.body.round, error)
+                log.warning("round %d: cannot fetch a counted payload yet: %s", commit.body.round, error)
                 if clock() - began >= AROUND_SECONDS and self._starts.goes_around(commit.body.round):
                     return None
                 await asyncio.sleep(GENERATION_PAUSE_SECONDS)
@@ -325,7 +332,7 @@ class WorkerSupervisor:
                     return start, await self._team.have(start, lambda why: self._member.show(Status("synchronising", why)))
                 except RemoteError as error:
                     log.warning("cannot start from round %d: %s", candidate.start.round, error)
-            self._member.show(Status("synchronising", "no peer serves the state yet; trying again"))
+            self._member.show(Status("synchronising", "no peer serves the state yet; retrying"))
             await asyncio.sleep(GENERATION_PAUSE_SECONDS)
 
     async def _decided(self, hellos: list[worker.Hello]) -> None:
@@ -333,7 +340,7 @@ class WorkerSupervisor:
         clock = asyncio.get_running_loop().time
         ends = clock() + AROUND_SECONDS
         while not self._avoid_boundaries and clock() < ends and self._starts.undecided(hellos):
-            self._member.show(Status("synchronising", "waiting for the round that our stages trained for to be closed"))
+            self._member.show(Status("synchronising", "waiting until the round that these stages trained for is closed"))
             self._grew.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(GENERATION_PAUSE_SECONDS):

@@ -155,7 +155,7 @@ def _manifest_of(run_id: bytes, raw: bytes) -> Manifest:
     except RemoteError as error:
         raise ValueError(str(error)) from error
     if manifest.run_id != run_id:
-        raise ValueError("a manifest of another run")
+        raise ValueError("the manifest of another run")
     return manifest
 
 

@@ -73,10 +73,10 @@ def build(
         if not training.documents or not held_out.documents:
             left_out = "" if chat is None or not chat.says() else f"; {chat.says()}"
             fewer = ", or a smaller --held-out-every" if training.documents > 1 else ""
-            advice = (None if chat is None else chat.advice()) or "Give more text"
+            advice = (None if chat is None else chat.advice()) or "Pass more text"
             raise ConfigError(
-                f"{training.documents} documents to train on and {held_out.documents} held out, and both are needed{left_out}."
-                f" {advice}{fewer}."
+                f"{training.documents} documents to train on and {held_out.documents} held out, but both are "
+                f"needed{left_out}. {advice}{fewer}."
             )
         shards_of = [shards.publish(store) for shards in (training, held_out)]
         corpus = Corpus(
@@ -160,12 +160,12 @@ def _scratch(folder: Path, wait: bool) -> Iterator[Path]:
     """Yield an empty folder, removed afterwards; one left by a killed build is removed first."""
     # no space for MAGIC
     if not _is_ours(folder) and any(path.name != LOCK or path.stat().st_size for path in folder.iterdir()):
-        raise ConfigError(f"{folder} holds files that no build made. Name another folder with --to.")
+        raise ConfigError(f"{folder} contains files that no build wrote. Use another folder with --to.")
     with (folder / LOCK).open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError as error:
-            raise LocalError(f"another build writes in {folder}. Wait for it, or build in another folder with --to.") from error
+            raise LocalError(f"another build writes to {folder}. Wait for it, or use another folder with --to.") from error
         if not lock.tell():
             lock.write(MAGIC)
             lock.flush()

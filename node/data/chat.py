@@ -43,23 +43,23 @@ NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 HEAVY = 3
 """Conversations in a row, from the first, that exhaust what a template may have, after which no more are tried."""
 FATES = {
-    "shortened": "end after the last answer that fits",
-    "too_long": "left out, whose first answer does not fit",
-    "unanswered": "left out, in which nobody answers",
-    "spelling": "left out, which spell a special token",
-    "unreadable": "left out, which are no messages of text",
-    "refused": "left out, which the template refuses",
-    "not_found": "left out, whose answers do not follow the template's prompt",
-    "unmarked": "answers that are only read, for the template writes them otherwise once more follows",
+    "shortened": "are cut after the last answer that fits",
+    "too_long": "left out: the first answer does not fit",
+    "unanswered": "left out: no message is an answer",
+    "spelling": "left out: a text contains a special token",
+    "unreadable": "left out: not messages of text",
+    "refused": "left out: the template rejects them",
+    "not_found": "left out: the answers do not follow the template's prompt",
+    "unmarked": "answers not trained on: the template writes them differently when more messages follow",
 }
 """Labels of the counts in `protocol.corpus.Chat`."""
 ADVICE = {
     "too_long": "Use a larger --sequence-length",
-    "unanswered": f"Name conversations in which a message has the role {ASSISTANT}",
+    "unanswered": f"Pass conversations in which a message has the role {ASSISTANT}",
     "spelling": "Remove special tokens from the texts",
     "unreadable": "Convert them",
-    "refused": "Name a template that writes them with --chat-template",
-    "not_found": "Name a template that marks its answers ({% generation %}) with --chat-template",
+    "refused": "Pass a template that writes them with --chat-template",
+    "not_found": "Pass a template that marks its answers ({% generation %}) with --chat-template",
 }
 """Advice by the commonest reason for which conversations were left out."""
 
@@ -71,7 +71,7 @@ class ChatEncoder:
         """`special_tokens`: what the template calls so; those that the tokenizer does not know mean nothing."""
         from tokenizers import Tokenizer
 
-        assert encoder.file is not None, "it is one of a file"
+        assert encoder.file is not None, "the tokenizer comes from a file"
         self.encoder, self._template, self._sequence_length = encoder, template, sequence_length
         self._tokenizer = Tokenizer.from_buffer(encoder.file)
         self._tokenizer.no_truncation()
@@ -233,14 +233,14 @@ def open_chat_encoder(tokenizer: str, template: Path | None, end_token: str | No
     encoder = FileEncoder(path / "tokenizer.json" if path.is_dir() else path, end_token, end_token_of(path))
     said = _template(path, config, template)
     if not said:
-        raise ConfigError(f"{tokenizer} has no chat template: name a file with one, in Jinja, with --chat-template")
+        raise ConfigError(f"{tokenizer} has no chat template: pass a Jinja file with --chat-template")
     if len(said) > limits.TEMPLATE_CHARACTERS:
-        raise ConfigError(f"the chat template has {len(said):,} characters; at most {limits.TEMPLATE_CHARACTERS:,} are read")
+        raise ConfigError(f"the chat template has {len(said):,} characters; the limit is {limits.TEMPLATE_CHARACTERS:,}")
     chat = ChatEncoder(encoder, said, special, sequence_length)
     try:
         chat.layout()
     except ValidationError as error:
-        raise ConfigError(f"no corpus can say what {tokenizer} says of conversations: {error.errors()[0]['msg']}") from error
+        raise ConfigError(f"no corpus can record the chat settings of {tokenizer}: {error.errors()[0]['msg']}") from error
     return chat
 
 
@@ -249,10 +249,10 @@ def _template(path: Path, config: Mapping[str, Any], named: Path | None) -> str 
         for file in (named, path / "chat_template.jinja" if path.is_dir() else None):
             if file is not None and (file == named or file.exists()):
                 if file != named and leads_out(file, path):
-                    raise ConfigError(f"{file} is a link that leads out of its folder: name the template with --chat-template")
+                    raise ConfigError(f"{file} is a link out of its folder: pass the template with --chat-template")
                 return read_named(file)
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the chat template {named or path} cannot be read: {error}") from error
+        raise ConfigError(f"cannot read the chat template {named or path}: {error}") from error
     said = config.get("chat_template")
     if isinstance(said, list):  # several, by name
         said = next((item.get("template") for item in said if isinstance(item, dict) and item.get("name") == "default"), None)

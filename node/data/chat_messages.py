@@ -30,7 +30,7 @@ def messages_of(record: Any) -> Messages:
     if not isinstance(said, list) or not said:
         known = ", ".join(map(str, record)) if isinstance(record, dict) else "no names"
         raise ConfigError(
-            f"it holds neither messages, a list of {{role, content}}, nor prompt and completion (there are: {known})"
+            f"it contains neither messages, a list of {{role, content}}, nor prompt and completion (found: {known})"
         )
     return [_message(each) for each in said]
 
@@ -42,10 +42,10 @@ def tools_of(record: Any) -> list[Any]:
         try:
             tools = json.loads(tools)
         except (ValueError, RecursionError) as error:
-            raise ConfigError(f"its tools are no JSON: {error}") from error
+            raise ConfigError(f"its tools are not JSON: {error}") from error
     if tools and not (isinstance(tools, list) and all(isinstance(each, dict) for each in tools)):
-        raise ConfigError("its tools are no list of objects")
-    return [_told(each) for each in tools or ()]
+        raise ConfigError("its tools are not a list of objects")
+    return [_canonical(each) for each in tools or ()]
 
 
 def _turns(said: Any, role: str) -> list[Any]:
@@ -55,13 +55,13 @@ def _turns(said: Any, role: str) -> list[Any]:
 def _message(said: Any) -> dict[str, Any]:
     """Return one message, its content as one text, or as None beside calls of tools. Raises ConfigError."""
     if not isinstance(said, dict) or not isinstance(said.get("role"), str):
-        raise ConfigError("a message is no {role, content} of two texts")
+        raise ConfigError("a message is not {role, content} with two texts")
     content, calls = said.get("content"), any(said.get(key) for key in CALLS)
     if isinstance(content, list):
         content = _joined(content)
     if not isinstance(content, str) and not (content is None and calls):
-        raise ConfigError("a message is no {role, content} of two texts")
-    message = {str(key): _told(value) for key, value in said.items() if value is not None}
+        raise ConfigError("a message is not {role, content} with two texts")
+    message = {str(key): _canonical(value) for key, value in said.items() if value is not None}
     return {**message, "content": None if content is None else sound(content)}
 
 
@@ -73,7 +73,7 @@ def _joined(parts: list[Any]) -> str | None:
         text = part.get("text") if known else part
         if not isinstance(text, str):
             kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-            raise ConfigError(f"a message has a part that is no text: {str(kind)[:80]}")
+            raise ConfigError(f"a message has a part that is not text: {str(kind)[:80]}")
         texts.append(text)
     return "\n".join(texts) if texts else None
 
@@ -100,7 +100,7 @@ def _parsed(call: Any) -> Any:
         arguments = json.loads(call["arguments"])
     except (KeyError, TypeError, ValueError, RecursionError):
         return call
-    return {**call, "arguments": _told(arguments)} if isinstance(arguments, dict) else call
+    return {**call, "arguments": _canonical(arguments)} if isinstance(arguments, dict) else call
 
 
 def texts_in(said: Any) -> Iterator[str]:
@@ -116,16 +116,16 @@ def texts_in(said: Any) -> Iterator[str]:
             yield from texts_in(each)
 
 
-def _told(said: Any) -> Any:
+def _canonical(said: Any) -> Any:
     """Return the same, of what a tokenizer and a digest can be made of: half a surrogate pair is no character, a date is a text."""
     match said:
         case str():
             return sound(said)
         case dict():
-            return {_told(str(key)): _told(value) for key, value in said.items()}
+            return {_canonical(str(key)): _canonical(value) for key, value in said.items()}
         case list() | tuple():
-            return [_told(value) for value in said]
+            return [_canonical(value) for value in said]
         case bool() | int() | float() | None:
             return said
         case _:
-            return _told(str(said))
+            return _canonical(str(said))

@@ -50,11 +50,11 @@ class Renderer:
             told = self._ask(json.dumps(asked).encode() + b"\n")
         if told is None:
             raise ExhaustedError(
-                f"the chat template wants more than {self._cpu_seconds} seconds of processor time, or"
-                f" {limits.TEMPLATE_MEMORY_BYTES >> 20} MiB, for one conversation"
+                f"the chat template needs more than {self._cpu_seconds} seconds of processor time, or "
+                f"{limits.TEMPLATE_MEMORY_BYTES >> 20} MiB, for one conversation"
             )
         if "refused" in told:
-            raise ConfigError(f"the chat template refuses a conversation: {told['refused']}")
+            raise ConfigError(f"the chat template rejects a conversation: {told['refused']}")
         return told["text"], [(start, end) for start, end in told["spans"]]
 
     def _ask(self, line: bytes) -> dict[str, Any] | None:

@@ -46,7 +46,7 @@ class Found:
         if self.left_out:
             groups = sorted(self.left_out.items(), key=lambda group: -len(group[1]))
             says = ", ".join(f"{len(names):,} {why}{_some(names) if not why.startswith('.') else ''}" for why, names in groups)
-            lines.append(f"left out: {says}; a file or folder that you name itself is read")
+            lines.append(f"left out: {says}; to read such a file or folder, pass its path")
         return "\n".join(lines)
 
 
@@ -74,14 +74,14 @@ def find_files(sources: Iterable[str], found: Found | None = None, only_records:
             open_regular(path).close()
             files = [_named(path)]
         else:
-            raise ConfigError(f"there is no file or folder {source}")
+            raise ConfigError(f"no file or folder {source}")
         for file in files:
             if not os.access(file, os.R_OK):  # before hours go into those that come before it
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))
         if not files:
             says = f" ({str(found).splitlines()[-1]})" if found.left_out else ""
             raise ConfigError(
-                f"{source} has no file whose name ends in one of {', '.join(endings)}: name the file itself{says}"
+                f"{source} has no file whose name ends in one of {', '.join(endings)}: pass the file itself{says}"
             )
         chosen |= {file.resolve(): file for file in sorted(files) if file.resolve() not in chosen}
     found.read.update(_kind(file) for file in chosen.values())
@@ -91,7 +91,7 @@ def find_files(sources: Iterable[str], found: Found | None = None, only_records:
 def _named(path: Path) -> Path:
     """Raises ConfigError for a table as text: its commas and quotes would become tokens."""
     if ending_of(path).removesuffix(".gz") in (".csv", ".tsv"):
-        raise ConfigError(f"{path} is a table as text, which is not read: convert it to Parquet or JSON lines")
+        raise ConfigError(f"{path} is a table in a text format that is not supported: convert it to Parquet or JSON lines")
     return path
 
 
@@ -162,9 +162,9 @@ def _is_left_out(path: Path, folder: Path, found: Found) -> bool:
     elif path.is_symlink() and not path.exists():
         found.leave_out("broken links", path)
     elif path.is_symlink() and leads_out(path, folder):
-        found.leave_out("links that lead out of the folder", path)
+        found.leave_out("links out of the folder", path)
     elif not path.is_file() and not path.is_dir():
-        found.leave_out("no regular files", path)
+        found.leave_out("not regular files", path)
     else:
         return False
     return True

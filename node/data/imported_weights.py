@@ -38,10 +38,10 @@ async def import_weights(
     run's, as a file. `tell` receives each finished stage. Raises ConfigError if the folder contains other weights."""
     root = model.imported
     if not root:
-        raise ConfigError(f"--from {source}: the run begins with its seed, and nobody needs a copy of that")
+        raise ConfigError(f"remove --from {source}: the run begins with its seed, without imported weights")
     if await asyncio.to_thread(_here, root, store):
         return
-    what = f"taking the run's imported weights from {source}"
+    what = f"importing the run's weights from {source}"
     log.info("%s", what)
     pipe, process, told, last = ParentPipe(home), None, dict[str, Any](), clock()
     try:
@@ -71,7 +71,7 @@ async def import_weights(
         if process is not None:
             await end_process(process)
     if process.returncode:
-        raise LocalError(f"{source} could not be read; why stands above")
+        raise LocalError(f"cannot read {source}; the error is above")
     if "refused" in told:
         raise ConfigError(told["refused"])
     made = bytes.fromhex(told["root"])
@@ -79,8 +79,8 @@ async def import_weights(
         for digest in {*store.stage_digests(made), made} - set(store.stage_digests(root)):  # what came of the right one stays
             await asyncio.to_thread(store.remove, digest)
         raise ConfigError(
-            f"the weights in {source} make {made.hex()}, and the run's imported weights are {root.hex()}: they are of another"
-            " model, or of another revision of it. Take the one that the run's owner took, or leave --from out to fetch them."
+            f"the weights in {source} give {made.hex()}, but the run's imported weights are {root.hex()}: "
+            "another model or revision. Pass the owner's one, or remove --from to fetch them."
         )
 
 

@@ -122,7 +122,7 @@ class Account:
         try:
             self._file = _File.model_validate_json(path.read_bytes()) if path.exists() else _File()
         except (OSError, ValidationError) as error:
-            raise LocalError(f"{path}, which says what your private data have given away, cannot be read: {error}") from error
+            raise LocalError(f"cannot read {path}, the account of the private data's privacy: {error}") from error
         self._kept = self._file.corpora.setdefault(corpus.hex(), _Kept())
         self.noise = self._kept.noise.get(self._run, 0.0) if budget.bounds else 0.0
         """Noise in units of `clip`; 0 before `lay_out`."""
@@ -139,13 +139,13 @@ class Account:
             return 0.0
         if self.spent == math.inf and not self.noise:
             raise ConfigError(
-                f"this corpus was trained on without a bound before, {self._path.name} says: no epsilon holds for it any more."
-                " Leave --private-epsilon out, or bring a corpus of other texts"
+                f"this corpus was trained on without a bound before, as {self._path.name} records: no epsilon is "
+                "valid for it. Remove --private-epsilon, or use a corpus of other texts"
             )
         if trained and not self.noise:
             raise LocalError(
-                f"this folder has trained in the run before, of which {self._path.name} says nothing: put back the one that it had,"
-                " or begin with an empty --home"
+                f"this folder has trained in the run before, but its {self._path.name} is missing: restore that "
+                "file, or use an empty --home"
             )
         return self.noise or self._least(math.ceil(LATE * max(1, steps)))
 
@@ -156,14 +156,14 @@ class Account:
             return
         if not self.noise:
             self.noise = self._kept.noise[self._run] = noise
-            self._keep()
+            self._write()
         self.room = self.fits(self.noise, phase)
 
     def _least(self, steps: int) -> float:
         if not self.fits(MOST_NOISE, steps):
             raise ConfigError(
-                f"--private-epsilon {self.budget.epsilon:g}: {steps:,} steps would need more noise than leaves anything to learn."
-                f" Allow more, or take a larger corpus; {self.sentence}"
+                f"--private-epsilon {self.budget.epsilon:g}: {steps:,} steps need too much noise to learn "
+                f"anything. Use a larger epsilon or a larger corpus; {self.sentence}"
             )
         low, high = LEAST_NOISE, MOST_NOISE
         if self.fits(low, steps):
@@ -191,13 +191,13 @@ class Account:
             return True
         if corpus != self._corpus:
             raise LocalError(
-                "this folder's error feedback holds what was trained on other data, which --private-epsilon would not count: begin"
-                " with an empty --home, or name the corpus that it trained on before"
+                "this folder's error feedback comes from other data, which --private-epsilon would not count: "
+                "use an empty --home, or the corpus that it trained on before"
             )
         if work.hex() not in self._kept.entered:
             self._kept.steps = _merged([*self._kept.steps, self._taken(noise, steps)])
             self._kept.entered = [*self._kept.entered, work.hex()][-ENTERED:]
-            self._keep()
+            self._write()
             self.spent = self._epsilon(self._kept.steps)
         within = self.spent <= self.budget.epsilon
         self.room = within and self.fits(self.noise, steps)
@@ -208,7 +208,7 @@ class Account:
         """Return whether the corpus has a bound that was never exceeded."""
         return bool(self._kept.noise) and self.spent < math.inf
 
-    def _keep(self) -> None:
+    def _write(self) -> None:
         write_atomically(self._path, self._file.model_dump_json(indent=1).encode())
 
     @property
@@ -239,8 +239,9 @@ def open_account(
     account = Account(home / ACCOUNT, manifest.run_id, digest, sequences, batch, budget or UNBOUNDED)
     if budget is None and account.promised and not gives_up:
         raise ConfigError(
-            f"this corpus was promised a bound: by {ACCOUNT}, epsilon {account.spent:.2f} is used (delta {account.delta:.2g}), and"
-            " training without one would end that for good. Say --private-epsilon, or give it up: --private-epsilon inf"
+            f"this corpus has a privacy bound: {ACCOUNT} records epsilon {account.spent:.2f} (delta "
+            f"{account.delta:.2g}), and training without a bound would end it. Pass --private-epsilon, or "
+            "--private-epsilon inf to give it up"
         )
     return account
 

@@ -81,7 +81,7 @@ def records(path: Path, fields: Sequence[str]) -> Iterator[Record]:
                 yield f"{path}, row {number + 1}", row, size
         else:
             known = ", ".join((*RECORDS, ".json", *TABLES))
-            raise ConfigError(f"{path} holds no records: give it a name that ends as it is made ({known})")
+            raise ConfigError(f"{path} contains no records: rename it to end in its format ({known})")
 
 
 @contextmanager
@@ -90,9 +90,9 @@ def _readable(path: Path) -> Iterator[None]:
     try:
         yield
     except UnicodeError as error:
-        raise ConfigError(f"{path} is no UTF-8 text: {error}") from error
+        raise ConfigError(f"{path} is not UTF-8 text: {error}") from error
     except (OSError, EOFError, zlib.error) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
+        raise ConfigError(f"cannot read {path}: {error}") from error
 
 
 def sound(text: str) -> str:
@@ -122,9 +122,9 @@ def _pieces(path: Path, field: str) -> Iterator[Document]:
         while line := file.readline(PIECE_BYTES):
             line = line.lstrip(MARK)
             if "\0" in line:
-                raise ConfigError(f"{path} is no text: it holds NUL bytes. Known are text and {', '.join(KNOWN)}.")
+                raise ConfigError(f"{path} is not text: it contains NUL bytes. Use text or one of {', '.join(KNOWN)}.")
             if not begun and line.lstrip().startswith("{") and re.search(rf'"{re.escape(field)}"\s*:\s*"', line):
-                raise ConfigError(f"{path} holds JSON lines: give it a name that ends in {RECORDS[0]}")
+                raise ConfigError(f"{path} contains JSON lines: rename it to end in {RECORDS[0]}")
             begun = begun or bool(line.strip())
             piece.append(line)
             size += len(line)
@@ -152,7 +152,7 @@ def _lines(path: Path) -> Iterator[Value]:
                 try:
                     value = json.loads(line.lstrip(MARK))
                 except (ValueError, RecursionError) as error:
-                    value = Unreadable(f"no JSON: {error}")
+                    value = Unreadable(f"not JSON: {error}")
             yield where, value, size
 
 
@@ -182,11 +182,11 @@ def _values(path: Path) -> Iterator[Value]:
                 except ValueError as error:
                     why = error
             if done and (at < len(text) or inside):
-                raise ConfigError(f"{path}, value {number + 1} is no JSON: {why}")
+                raise ConfigError(f"{path}, value {number + 1} is not JSON: {why}")
             if done:
                 return
             if len(text) - at > DOCUMENT_BYTES:
-                raise ConfigError(f"{path}, value {number + 1} is no JSON, or longer than {DOCUMENT_BYTES >> 20} MiB: {why}")
+                raise ConfigError(f"{path}, value {number + 1} is not JSON, or longer than {DOCUMENT_BYTES >> 20} MiB: {why}")
             more = file.read(max(READ_CHARACTERS, len(text) - at))
             text, at, done = text[at:] + more, 0, not more
 
@@ -205,7 +205,9 @@ def _texts(path: Path, field: str) -> Iterator[Document]:
             continue  # tables have rows without a text
         if not isinstance(value, dict) or not isinstance(value.get(field), str):
             known = ", ".join(map(str, value)) if isinstance(value, dict) else "none"
-            raise ConfigError(f"{path}, {where}: no text in {field!r}; say where it is with --field (there are: {known})")
+            raise ConfigError(
+                f"{path}, {where}: no text in {field!r}; pass the field of the text with --field (found: {known})"
+            )
         yield value[field], size
 
 
@@ -213,7 +215,7 @@ def _cells(path: Path, field: str) -> Iterator[Document]:
     def choose(names: list[str]) -> list[str]:
         if field not in names:
             raise ConfigError(
-                f"{path} has no column {field!r}; say which holds the text with --field (there are: {', '.join(names)})"
+                f"{path} has no column {field!r}; pass the column of the text with --field (found: {', '.join(names)})"
             )
         return [field]
 
@@ -221,7 +223,7 @@ def _cells(path: Path, field: str) -> Iterator[Document]:
         if row[field] is None:
             continue
         if not isinstance(row[field], str):
-            raise ConfigError(f"{path}: the column {field!r} holds no text")
+            raise ConfigError(f"{path}: the column {field!r} is not text")
         yield row[field], len(row[field])
 
 
@@ -243,7 +245,7 @@ def _rows(path: Path, choose: Callable[[list[str]], list[str]]) -> Iterator[tupl
                 for row in part.to_pylist():
                     yield row, size
     except (arrow.ArrowException, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
+        raise ConfigError(f"cannot read {path}: {error}") from error
 
 
 def _parts(batch: Any) -> Iterator[Any]:

@@ -72,7 +72,9 @@ class Supply:
                     known, before = spans, len(wanted)
                     wanted.update(dict.fromkeys(await asyncio.to_thread(self._shards, corpus, order, spans)))
                     if len(wanted) > before:
-                        log.info("the run's data: %d of %d shards are read soon or were", len(wanted), len(corpus.training))
+                        log.info(
+                            "the run's data: %d of %d shards are in use, soon or already", len(wanted), len(corpus.training)
+                        )
                 waited = waited + 1 if waiting() else 0
                 if waited == LOOKS_UNTIL_DOUBT:
                     self._doubt(wanted)
@@ -143,7 +145,7 @@ class Supply:
                 why = (
                     f"the run's data need {-left / 1e6:,.0f} MB more than the {free / 1e6:,.0f} MB free in {self._store.folder}"
                 )
-                self._say(why, "free some space, or use another --home")
+                self._report_wait(why, "free some space, or use another --home")
                 return fitting
             fitting.append(shard)
         self._warned = False
@@ -156,7 +158,7 @@ class Supply:
             if (corpus := await asyncio.to_thread(corpus_in, self._store, digest)) is not None:
                 return corpus
             if await asyncio.to_thread(self._store.sound, digest):
-                raise ConfigError(f"the run's data.digest {digest.hex()} names no corpus: its owner has to say another")
+                raise ConfigError(f"the run's data.digest {digest.hex()} is not a corpus: its owner has to name another")
 
     async def _fetch(self, digest: bytes, most: int) -> None:
         warn = log.warning  # once, however long no peer serves it
@@ -166,18 +168,18 @@ class Supply:
                 while not fetching.done():
                     held = self._there + self._downloader.statistics().held
                     progress = f": {held / 1e6:,.1f} of {self._total / 1e6:,.1f} MB" if self._total else ""
-                    self._say(f"fetching the run's data{progress}")
+                    self._report_wait(f"fetching the run's data{progress}")
                     await asyncio.wait({fetching}, timeout=LOOK_SECONDS)
                 return await fetching
             except RemoteError as error:
-                warn("the run's data are not to be had yet: %s", error)
+                warn("cannot fetch the run's data yet: %s", error)
                 warn = log.debug
-                self._say(f"nobody serves the run's data yet ({error.detail}); trying again")
+                self._report_wait(f"no peer serves the run's data yet ({error.detail}); retrying")
                 await asyncio.sleep(RETRY_SECONDS)
             finally:
                 fetching.cancel()
 
-    def _say(self, why: str, todo: str = "") -> None:
+    def _report_wait(self, why: str, todo: str = "") -> None:
         """Report while workers cannot start without it; later they report their own waits, and the log has the reason."""
         if not self._begun:
             self._tell(Status("synchronising", why, todo))

@@ -48,7 +48,7 @@ def told_of_panics(tokenizer: str) -> Iterator[None]:
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
-        raise ConfigError(f"the tokenizer {tokenizer} makes `tokenizers` fail: {error}") from error
+        raise ConfigError(f"the library `tokenizers` cannot load the tokenizer {tokenizer}: {error}") from error
 
 
 class FileEncoder:
@@ -65,7 +65,7 @@ class FileEncoder:
         except ConfigError:
             raise
         except Exception as error:  # tokenizers raises nothing narrower
-            raise ConfigError(f"the tokenizer {path} cannot be read: {error}") from error
+            raise ConfigError(f"cannot read the tokenizer {path}: {error}") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True  # what a text spells is text: it ends no document
@@ -79,8 +79,8 @@ class FileEncoder:
         ends = [each for each in found if each in ids]
         if not ends:
             raise ConfigError(
-                f"the tokenizer {path} knows none of {', '.join(map(str, wanted))}. Name the token that ends a document with"
-                " --end-token"
+                f"the tokenizer {path} has none of the tokens {', '.join(map(str, wanted))}. Pass the token that "
+                "ends a document with --end-token"
             )
         self.end_token = ends[0]
         pattern = pattern_of(self.file)
@@ -99,7 +99,7 @@ def open_encoder(tokenizer: str, end_token: str | None = None) -> Encoder:
     """Return an encoder of `bytes`, a tokenizers JSON file, or a folder with a tokenizer.json. Raises ConfigError."""
     if tokenizer == BYTES:
         if end_token is not None:
-            raise ConfigError("--end-token names a token of a tokenizer's file, and bytes have none. Leave it out")
+            raise ConfigError("remove --end-token: it names a token of a tokenizer's file, but the tokenizer is bytes")
         return ByteEncoder()
     path = Path(tokenizer)
     return FileEncoder(path / "tokenizer.json" if path.is_dir() else path, end_token, end_token_of(path))
@@ -146,6 +146,6 @@ def train_tokenizer(texts: Iterable[str], vocabulary_size: int) -> str:
 
     tokenizer.train_from_iterator(counted(), trainer)
     if not characters:
-        raise ConfigError("there is no text to make tokens from: every document is empty")
+        raise ConfigError("no text to make tokens from: every document is empty")
     json: str = tokenizer.to_str(pretty=True)
     return json

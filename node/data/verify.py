@@ -20,21 +20,26 @@ def check_shard(store: BlobStore, corpus: Corpus, shard: Shard) -> None:
     """Raise ConfigError if the blob contains other tokens than the corpus describes: its maker is wrong."""
     digest = bytes.fromhex(shard.digest)
     if store.size(digest) != corpus.size(shard):
-        raise ConfigError(f"the data are not what they say: shard {shard.digest} does not have {shard.tokens:,} tokens")
+        raise ConfigError(
+            f"the data are not as their corpus states: shard {shard.digest} does not have {shard.tokens:,} tokens"
+        )
     kind = np.dtype(f"<u{corpus.token_bytes}")
     view = store.view(digest)
     tokens = np.frombuffer(view, kind, shard.tokens)
     largest = max(int(tokens[start : start + CHECKED].max()) for start in range(0, len(tokens), CHECKED))
     if largest >= corpus.vocabulary_size:
         raise ConfigError(
-            f"the data are not what they say: shard {shard.digest} holds token {largest:,}, of {corpus.vocabulary_size:,}"
+            f"the data are not as their corpus states: shard {shard.digest} contains token {largest:,}, of "
+            f"{corpus.vocabulary_size:,}"
         )
     if (chat := corpus.chat) is not None:
         masks = np.frombuffer(view, np.uint8, offset=tokens.nbytes).reshape(-1, chat.mask_bytes)
         targets = np.packbits([False] + [True] * chat.sequence_length)  # nothing predicts a row's first token
         step = max(1, CHECKED // chat.mask_bytes)
         if not all((masks[row : row + step] & targets).any(axis=1).all() for row in range(0, len(masks), step)):
-            raise ConfigError(f"the data are not what they say: shard {shard.digest} has a row that nobody trains on")
+            raise ConfigError(
+                f"the data are not as their corpus states: shard {shard.digest} has a row without a trained token"
+            )
 
 
 def check_whole(store: BlobStore, digest: bytes) -> Corpus:
@@ -43,8 +48,8 @@ def check_whole(store: BlobStore, digest: bytes) -> Corpus:
     damaged = [digest] if corpus is None else lacking(store, corpus)
     if corpus is None or damaged:
         raise ConfigError(
-            f"{len(damaged)} files of the corpus in {store.folder} are missing or damaged, such as {damaged[0].hex()}. Build or"
-            " copy it again; a node that is told no --data fetches it from peers."
+            f"{len(damaged)} files of the corpus in {store.folder} are missing or damaged, such as "
+            f"{damaged[0].hex()}. Build or copy it again; a node without --data fetches it from peers."
         )
     for shard in (*corpus.training, *corpus.held_out):
         check_shard(store, corpus, shard)
@@ -63,11 +68,11 @@ def must_bring_own(manifest: Manifest, private: Path | None) -> None:
     """Raise ConfigError if a cluster needs private data and has none, or the reverse."""
     if manifest.data.private and private is None:
         raise ConfigError(
-            "the run's data are private: each cluster brings its own. Build yours with the run's tokenizer (`dilocox data build`)"
-            " and name their folder with --private DIR"
+            "the run's data are private: build a corpus of this cluster with the run's tokenizer "
+            "(`dilocox data build`) and pass --private DIR"
         )
     if private is not None and not manifest.data.private:
-        raise ConfigError("--private: the run trains on shared data, and would not read yours. Leave it out")
+        raise ConfigError("remove --private: the run trains on shared data, not on private data")
 
 
 def check_own(manifest: Manifest, shared: Corpus, folder: Path, digest: bytes) -> None:

@@ -54,7 +54,7 @@ class ApplyBuilder:
         try:
             leaves = [await self.payload_index(item.contribution, holders[item.cluster]) for item in items]
         except RemoteError as error:
-            log.info("commit %d: its clips of single tensors are not known: %s", commit.body.round, error)
+            log.info("commit %d: the clips of its tensors are unknown: %s", commit.body.round, error)
             takes = [worker.Take(cluster=item.cluster, weight=item.weight, clip=item.clip) for item in items]
         else:
             takes = await asyncio.to_thread(takes_of, self._manifest, items, leaves)

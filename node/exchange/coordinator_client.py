@@ -249,7 +249,7 @@ class CoordinatorLink:
         backoff, said = Backoff(), ""
         places = ", ".join(way.at for way in self._link.ways)
         where = f"the coordinator {short(self._link.coordinator)} at {places}"
-        tell(f"asking {where} what the run is", "")
+        tell(f"asking {where} for the run's manifest", "")
         while True:
             try:
                 async with self._calling() as stub:
@@ -260,14 +260,14 @@ class CoordinatorLink:
                     self.signed_manifest = run.manifest
                     appointment = terms.open_appointment(manifest, run.appointment) if run.HasField("appointment") else None
                     if (named := terms.coordinator_of(manifest, appointment)) != self._link.coordinator:
-                        detail = f"its owner named {named} as coordinator, the link another"
+                        detail = f"the run's owner named {named} as coordinator, but the link names another"
                         raise RemoteError(pb.REASON_WRONG_RUN, detail)
                     self._learn(run.coordinator)
                 return manifest, appointment
             except (RemoteError, grpc.aio.AioRpcError) as error:
                 if isinstance(error, RemoteError) and error.reason == pb.REASON_WRONG_RUN:
-                    detail = f"the coordinator at {places} does not serve what the link names: {error.detail}"
-                    raise ConfigError(f"{detail}. Ask for a newer link") from error
+                    detail = f"the coordinator at {places} does not serve the run of the link: {error.detail}"
+                    raise ConfigError(f"{detail}. Use a newer link") from error
                 why = error.detail if isinstance(error, RemoteError) else error.code().name.lower()
                 if why != said:
                     log.info("waiting for %s: %s", where, why)
@@ -282,7 +282,7 @@ class CoordinatorLink:
     def _own(self, envelope: pb.Envelope) -> Statement[pb.PeerRecord]:
         record = open_envelope(envelope, self._link.run_id, (pb.KIND_PEER_RECORD,))
         if record.peer != self._link.coordinator:
-            raise RemoteError(pb.REASON_BAD_SIGNATURE, f"{record.peer} answers instead of the coordinator")
+            raise RemoteError(pb.REASON_BAD_SIGNATURE, f"another peer, {record.peer}, answers instead of the coordinator")
         return record
 
     async def watch(
@@ -293,7 +293,7 @@ class CoordinatorLink:
     ) -> AsyncIterator[services.WatchEvent]:
         """Yield events for ever; after every reconnect, from the commit of `next_round()`. The stream proves that this
         node is live: it begins with `hello()`, except for a spectator's; `away()` is called when it breaks."""
-        looking_out = asyncio.create_task(self._look_out(), name="look out")
+        looking_out = asyncio.create_task(self._look_out(), name="find the coordinator")
         try:
             async for event in self._watch(next_round, hello, away):
                 if looking_out.done():
@@ -323,7 +323,7 @@ class CoordinatorLink:
                 pass
             if self.connected:
                 self.connected = False
-                log.warning("the coordinator is away%s", "; training goes on" if hello else "")
+                log.warning("the coordinator is away%s", "; training continues" if hello else "")
                 away()
             if not self._moved.is_set():
                 await self._rest(backoff)
@@ -380,7 +380,7 @@ class CoordinatorLink:
         answer: Statement[pb.Answer] = open_envelope(signed, self._link.run_id, (pb.KIND_ANSWER,))
         body = answer.body
         if answer.peer != self._link.coordinator or body.statement != sha256(envelope.key, envelope.body):
-            raise RemoteError(pb.REASON_BAD_SIGNATURE, "the answer is not the coordinator's to what was submitted")
+            raise RemoteError(pb.REASON_BAD_SIGNATURE, "the answer does not match the submitted statement")
         return Answer(_OUTCOMES[body.outcome], body.reason, body.detail, signed, body.head, body.valid_until_ms)
 
     async def presence(self) -> services.PresenceList:

@@ -152,7 +152,7 @@ class Downloader:
         except FileNotFoundError:  # it was deleted at this moment
             size = None
         if size is not None and size > max_size:
-            raise RemoteError(pb.REASON_OVERSIZE, f"{size} bytes; at most {max_size} expected")
+            raise RemoteError(pb.REASON_OVERSIZE, f"{size} bytes; expected at most {max_size}")
         return size is not None
 
     def _begin(self, digest: bytes, providers: list[str], max_size: int, stage: int | None, by: NamedBy | None) -> "Download":
@@ -166,7 +166,7 @@ class Downloader:
         def watch(held: int, size: int) -> None:
             self._held[digest] = held, size
 
-        last = RemoteError(pb.REASON_UNAVAILABLE, "nobody is known to hold it")
+        last = RemoteError(pb.REASON_UNAVAILABLE, "no known peer has it")
         asked = []
         roster = self._roster()
         behind = places_behind(self._me, next((peer for peer in providers if peer in roster), self._me), roster)

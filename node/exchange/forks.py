@@ -41,7 +41,7 @@ def proof_of_fork(chain: ChainFile, round: int, other: pb.Envelope) -> LocalErro
     """The error that ends this node where `other` and our commit for `round` prove two chains; the proof is then on disk. Raises
     RemoteError where they do not, or where the owner has said since which chain is the run's."""
     ours = chain.commit(round)
-    assert ours is not None, "it is not above our head"
+    assert ours is not None, "it is not above this node's head"
     appointment = chain.appointment_of(ours.body.term)
     fork = pb.Fork(first=ours.envelope, second=other, appointment=appointment.envelope if appointment else None)
     told = open_envelope(other, chain.manifest.run_id, (pb.KIND_COMMIT,)).body
@@ -92,8 +92,8 @@ def replaced(chain: ChainFile, envelope: pb.Envelope) -> LocalError | None:
     if appointment.body.term <= chain.term:
         return None
     return LocalError(
-        f"the run's owner has appointed {appointment.body.coordinator} as coordinator from round {appointment.body.round} on."
-        " Start again: with the new join link, where that is another coordinator."
+        f"the run's owner has appointed {appointment.body.coordinator} as coordinator from round "
+        f"{appointment.body.round} on. Start again, with the new join link if that is another coordinator."
     )
 
 
@@ -106,21 +106,23 @@ async def follow_owner(
     """Remove commits that the owner rejects, before anything builds on this chain. `coordinator`: the link's; `ask`:
     returns one of its commits. Raises LocalError if the link names a coordinator that the owner has replaced."""
     if appointment is not None and await asyncio.to_thread(chain.appoint, appointment.envelope):
-        log.warning("the run's owner named another chain: %d of our commits stand, the others are set aside", chain.length)
+        log.warning(
+            "the run's owner chose another chain: %d commits of this node remain, the others were moved aside", chain.length
+        )
     if chain.signer != coordinator:
-        raise LocalError(f"the run's owner has appointed {chain.signer} as coordinator since: ask for the new join link")
+        raise LocalError(f"the run's owner has appointed {chain.signer} as coordinator since: use the new join link")
     if chain.length and chain.head.term < chain.term:  # we are behind: on the chain that was named?
         newest = await ask(chain.length - 1)
         if newest.digest != chain.head.digest:
-            log.warning("our chain is not the one that the run's owner named: it is set aside")
+            log.warning("the run's owner chose another chain than this node's: it was moved aside")
             await asyncio.to_thread(chain.give_up_from, 0)
 
 
 def _error(round: int, path: Path) -> LocalError:
     return LocalError(
-        f"the coordinator signed two different commits for round {round}: it cannot be trusted. Both are in {path}: show them"
-        " to the run's owner, who ends this with `dilocox owner appoint`. Move that file away"
-        " to follow this node's chain all the same."
+        f"the coordinator signed two different commits for round {round} and cannot be trusted. Send {path} to "
+        "the run's owner: `dilocox owner appoint` ends this. To follow this node's chain anyway, move "
+        "that file away."
     )
 
 
@@ -156,7 +158,7 @@ class Forks:
     async def _compare(self, peer: str, tip: services.Tip) -> None:
         try:
             raw = await asyncio.to_thread(self._chain.raw, tip.round - 1)
-            assert raw is not None, "it is not above our head"
+            assert raw is not None, "it is not above this node's head"
             ours = pb.Envelope.FromString(raw)
             if sha256(ours.key, ours.body) == tip.head:
                 self._same[tip.head] = None
@@ -165,12 +167,12 @@ class Forks:
                 return
             record = await self._directory.find(peer)
             if record is None or not record.address:
-                raise RemoteError(pb.REASON_UNAVAILABLE, "nobody can dial it")
+                raise RemoteError(pb.REASON_UNAVAILABLE, "it is not reachable")
             request = services.CommitRequest(round=tip.round - 1)
             theirs = await rpc.PeerStub(self._channels.channel(record)).GetCommit(request, timeout=ASK_SECONDS)
             raise await asyncio.to_thread(proof_of_fork, self._chain, tip.round - 1, theirs)
         except (RemoteError, grpc.aio.AioRpcError) as error:
             why = error.detail if isinstance(error, RemoteError) else error.code().name.lower()
-            log.warning("%s says that it holds another chain, and proves nothing: %s", short(peer), why)
+            log.warning("%s reports another chain, and proves nothing: %s", short(peer), why)
         finally:
             self.comparing.discard(peer)

@@ -39,7 +39,7 @@ class PayloadChecker:
         body, stage, roster = contribution.body, 0, self._roster()
         try:
             if body.base_state != base:
-                raise RemoteError(pb.REASON_WRONG_BASE, "it built on another state than ours")
+                raise RemoteError(pb.REASON_WRONG_BASE, "its base state differs from this node's")
             providers = [contribution.peer, *body.holders]
             fetch = partial(self._downloader.fetch_forever, body.leaves, providers, limits.LEAVES_BYTES)
             leaves = await had(fetch, partial(self._checked_index, body, roster))

@@ -61,16 +61,16 @@ class RelayStore:
         """Raise RemoteError if this relay does not store that blob for this peer."""
         head = self._chain.head
         if author not in head.cluster_by_peer:
-            raise RemoteError(pb.REASON_NOT_ON_ROSTER, "only members of the roster are kept for")
+            raise RemoteError(pb.REASON_NOT_ON_ROSTER, "only clusters of the roster may store here")
         if size <= STATE_COPIES * self._largest + limits.LEAVES_BYTES and digest in self._agreed:
             return
         if size > self._most:
-            raise RemoteError(pb.REASON_OVERSIZE, f"{size} bytes are no payload of this run")
+            raise RemoteError(pb.REASON_OVERSIZE, f"a payload of this run cannot have {size} bytes")
         cluster = head.cluster_by_peer[author].cluster
         kept = self._recent(cluster)
         places = ROUNDS_KEPT * (self._manifest.model.stages + 1) + 1  # one for a state's root that our chain does not name yet
         if digest not in kept and len(kept) >= places:
-            raise RemoteError(pb.REASON_RATE, f"that is more than the payloads of {ROUNDS_KEPT} rounds")
+            raise RemoteError(pb.REASON_RATE, f"that exceeds the payloads of {ROUNDS_KEPT} rounds")
         self._kept[cluster] = {**kept, digest: head.round}
 
     def _recent(self, cluster: str) -> dict[bytes, int]:

@@ -117,9 +117,9 @@ class Relays:
                 signed = await push_blob(self._channels.channel(record), self._store, blob, self._spend)
                 held = open_envelope(signed, self._manifest.run_id, (pb.KIND_HELD,))
                 if (held.peer, held.body.blob) != (name, blob):
-                    raise RemoteError(pb.REASON_BAD_SIGNATURE, "it signed for something else")
+                    raise RemoteError(pb.REASON_BAD_SIGNATURE, "its receipt is for another blob")
         except RemoteError as error:
-            log.info("%s does not keep our payload: %s", short(name), error.detail)
+            log.info("%s does not store this node's payload: %s", short(name), error.detail)
             return False
         except FileNotFoundError:  # its round is long over
             return False

@@ -83,10 +83,10 @@ def find_shards(manifest: Manifest) -> Shards | None:
         return None
     plugin = installed(CHECKS).get(NAME)
     if plugin is None:
-        raise ConfigError(f"this run keeps erasure shards, and the plugin that makes them is not here: install {DISTRIBUTION}")
+        raise ConfigError(f"this run uses erasure shards, but their plugin is not installed: install {DISTRIBUTION}")
     found = call(plugin, manifest)
     if not all(hasattr(found, name) for name in ("root", "findings", "bytes_a_round", "restorer", "open")):
-        raise ConfigError(f"the plugin of {NAME} makes no shards: install {DISTRIBUTION} again")
+        raise ConfigError(f"the plugin {NAME} makes no erasure shards: install {DISTRIBUTION} again")
     return cast("Shards", found)
 
 
@@ -97,7 +97,7 @@ class Unable:
     why: str
 
     async def fetch(self, blob: bytes, by: NamedBy, stage: int | None, store: BlobStore, max_size: int) -> int:
-        raise RemoteError(pb.REASON_UNAVAILABLE, f"it may be restored from shards, but {self.why}")
+        raise RemoteError(pb.REASON_UNAVAILABLE, f"it could be restored from erasure shards, but {self.why}")
 
 
 def find_restorer(folder: Path, directory: "Finder", channels: "ChannelPool", chain: "ChainFile") -> "Restores | None":

@@ -46,13 +46,13 @@ class ClusterLink:
         secret, _, query = rest.partition("?")
         values = {name: found[0] for name, found in parse_qs(query).items()}
         if scheme != SCHEME or not {"lead", "join"} <= values.keys():
-            raise ConfigError("not a cluster link: use the file that the lead's `dilocox node --cluster-boxes` wrote.")
+            raise ConfigError("not a cluster link: use the file that `dilocox node --cluster-boxes` wrote on the lead host.")
         try:
             link = cls(bytes.fromhex(secret), JoinLink.parse(values["lead"]), JoinLink.parse(values["join"]))
         except ValueError as error:
             raise ConfigError("not a cluster link: its secret is not hexadecimal.") from error
         if len(link.secret) != SECRET_BYTES or link.lead.run_id != link.join.run_id:
-            raise ConfigError("not a cluster link: its parts do not fit each other.")
+            raise ConfigError("not a cluster link: its parts do not match each other.")
         return link
 
 
@@ -93,6 +93,7 @@ def exposed(interface: str, address: str) -> str:
     if not ipaddress.ip_address(address).is_global:
         return ""
     return (
-        f"--cluster-interface {interface} has the public address {address}: on it the workers open ports that ask nobody who he is,"
-        " and tensors cross it in plain. Name a LAN's or a WireGuard interface, or close them to others."
+        f"--cluster-interface {interface} has the public address {address}: workers open ports there without "
+        "authentication, and tensors are not encrypted. Use a LAN or WireGuard interface, or close these ports "
+        "to other machines."
     )

@@ -47,5 +47,5 @@ class HostEvents:
         if said.generation != self.group or said.rank >= self.workers:
             return
         if said.event.HasField("failed"):
-            self.failure = f"a worker of another box failed: {said.event.failed}"
+            self.failure = f"a worker of another host failed: {said.event.failed}"
         self.put(said.rank, said.event)

@@ -98,7 +98,7 @@ class RemoteBox:
                 answer.set_exception(self._away())
 
     def _away(self) -> RemoteError:
-        return RemoteError(pb.REASON_UNAVAILABLE, f"box {short(self.peer)} of our cluster is away")
+        return RemoteError(pb.REASON_UNAVAILABLE, f"host {short(self.peer)} of this cluster is away")
 
 
 @dataclass(frozen=True)
@@ -118,18 +118,16 @@ class BoxAdmission:
     def refusal(self, peer: str, hello: boxes.BoxHello) -> str:
         """Why not; empty where it may."""
         if not hmac.compare_digest(hello.proof, proof(self.secret, self.run_id, self.me, peer)):
-            return "the cluster link is not of this cluster, or was replaced: copy cluster.link from the lead again"
+            return "the cluster link is of another cluster, or was replaced: copy cluster.link from the lead host again"
         if hello.cuda != self.cuda:
-            return "the boxes of a cluster are alike, all with GPUs or none: the lead has " + ("some" if self.cuda else "none")
+            return "the hosts of a cluster must all have GPUs, or none: the lead host has " + ("some" if self.cuda else "none")
         if not 0 < hello.devices <= limits.STAGES:
-            return f"a box has 1 to {limits.STAGES} devices, not {hello.devices}"
+            return f"a host has 1 to {limits.STAGES} devices, not {hello.devices}"
         if hello.corpus != self.corpus:
             ours = (
-                f"{self.corpus.hex()[:12]}: copy its folder here, and name it with --private"
-                if self.corpus
-                else "none of its own"
+                f"{self.corpus.hex()[:12]}: copy its folder to this host, and pass it with --private" if self.corpus else "none"
             )
-            return f"the boxes of a cluster train on the same private data; the lead has {ours}"
+            return f"the hosts of a cluster train on the same private data; the lead host has {ours}"
         return ""
 
 
@@ -175,7 +173,7 @@ class LeadService(rpc.LeadServicer):
                 silence.heard()
                 follower.hear(event)
 
-        receiving = asyncio.create_task(receive(), name=f"box {short(follower.peer)}")
+        receiving = asyncio.create_task(receive(), name=f"host {short(follower.peer)}")
         watching = asyncio.create_task(silence.lasts())
         try:
             while not receiving.done() and not watching.done() and not self._closing and not follower.gone.is_set():
@@ -184,7 +182,7 @@ class LeadService(rpc.LeadServicer):
                     async with asyncio.timeout(ALIVE_SECONDS):
                         command = await follower.commands.get()
                 yield command
-            log.warning("box %s: %s", short(follower.peer), "it says nothing" if watching.done() else "its stream ended")
+            log.warning("host %s: %s", short(follower.peer), "it does not answer" if watching.done() else "its stream ended")
         finally:
             receiving.cancel()
             watching.cancel()
@@ -208,11 +206,11 @@ class LeadService(rpc.LeadServicer):
     async def _admit(self, events: AsyncIterator[boxes.BoxEvent], context: Context) -> RemoteBox:
         admission = self._admission
         if admission is None:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this peer leads no cluster of several boxes")
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this peer is not the lead host of a cluster")
             raise AssertionError
         peer, first, address = "", boxes.BoxEvent(), address_of(context.peer())
         if self._waiting.total() >= WAITING or self._waiting[address] >= WAITING_PER_ADDRESS:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many wait to say who they are")
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many connections wait for authentication")
         self._waiting[address] += 1
         with suppress(RemoteError, TimeoutError, StopAsyncIteration):
             try:
@@ -222,13 +220,13 @@ class LeadService(rpc.LeadServicer):
             finally:
                 self._waiting[address] -= 1
                 self._waiting += Counter()  # removes addresses with a count of zero
-        why = admission.refusal(peer, first.hello) if peer and peer != admission.me else "it does not say who it is"
+        why = admission.refusal(peer, first.hello) if peer and peer != admission.me else "it does not authenticate"
         others = self.followers.keys() - {peer}
         if not why and len(others) >= admission.most:
-            why = f"the cluster has its {admission.most + 1} boxes: start the lead with a larger --cluster-boxes"
+            why = f"the cluster has its {admission.most + 1} hosts: start the lead host with a larger --cluster-boxes"
         if why and why != self._refused:
             self._refused = why
-            log.warning("a box that would be of our cluster is refused: %s", why)
+            log.warning("refused a host that requested to join this cluster: %s", why)
         if why:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
         if (known := self.followers.get(peer)) is not None:
@@ -236,7 +234,7 @@ class LeadService(rpc.LeadServicer):
         self._own_hosts.add(peer)
         follower = self.followers[peer] = RemoteBox(peer, first.hello, self.heard.hear)
         self._change()
-        log.info("box %s of our cluster is here, with %d devices", short(peer), follower.machine.devices)
+        log.info("host %s of this cluster joined, with %d devices", short(peer), follower.machine.devices)
         return follower
 
     async def Meet(self, request_iterator: AsyncIterator[boxes.Bytes], context: Context) -> AsyncIterator[boxes.Bytes]:
@@ -246,12 +244,12 @@ class LeadService(rpc.LeadServicer):
             known = False
         port = self._store_port
         if not known or port is None:
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, "no generation of ours is met here")
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, "this lead host has no such worker group")
             raise AssertionError
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
         except OSError:  # the worker group ended meanwhile
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "the generation ended")
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the worker group ended")
             raise AssertionError from None
         writing = asyncio.create_task(pump(request_iterator, writer))
         try:

@@ -166,7 +166,7 @@ class MemberDriver:
         if isinstance(event, events.LeftOut) and self._accepted is not None:
             path = self.chain.path.parent / f"left-out-{event.round}.pb"
             writing = asyncio.to_thread(write_atomically, path, canonical(self._accepted))
-            self._tasks.start(writing, "keep the proof")
+            self._tasks.start(writing, "store the proof")
         self.events.say(event)
 
     def show(self, busy: Status | None) -> None:

@@ -59,7 +59,7 @@ class Judging:
             case member_io.Measure():
                 self._judge.score(order)
             case member_io.Recheck(round):
-                log.warning("the state before round %d differs from others'; replaying the commit before it", round)
+                log.warning("the state before round %d differs from the other nodes'; replaying the commit before it", round)
                 self._judge.recheck(round)
             case member_io.Resynchronise():
                 self._cancel_verdicts()

@@ -127,7 +127,7 @@ class Participant:
                 self._giving_back.cancel()  # replaced by a backfill to its current length
                 self._giving_back = None
         if tip.round < self.chain.length and (self._giving_back is None or self._giving_back.done()):
-            self._giving_back = self._tasks.start(self._give_back(tip.round), "give back")
+            self._giving_back = self._tasks.start(self._give_back(tip.round), "backfill")
 
     async def _give_back(self, first: int) -> None:
         for number in range(first, self.chain.length):
@@ -145,7 +145,7 @@ class Participant:
                 kinds = (pb.KIND_BALLOT, pb.KIND_CONTRIBUTION)
                 self.machine.feed(member_io.Seen(open_envelope(envelope, self.manifest.run_id, kinds)))
         except RemoteError as error:
-            log.warning("the coordinator sent something that does not hold: %s", error)
+            log.warning("the coordinator sent an invalid message: %s", error)
 
     async def take_commit(self, envelope: pb.Envelope) -> None:
         sent = open_envelope(envelope, self.manifest.run_id, (pb.KIND_COMMIT,))
@@ -180,7 +180,7 @@ class Participant:
         if answer is None:
             return False
         if answer.outcome is Outcome.REJECT:
-            log.warning("the coordinator rejected our %s: %s", type(statement.body).__name__.lower(), answer.detail)
+            log.warning("the coordinator rejected this node's %s: %s", type(statement.body).__name__.lower(), answer.detail)
         self.machine.feed(member_io.Answered(statement, answer.outcome, answer.reason, answer.detail, answer.head))
         if statement.kind == pb.KIND_CONTRIBUTION and statement.digest in self.machine.state.open.held:
             self.machine.accepted(statement.envelope, answer.signed)

@@ -45,7 +45,7 @@ def wish(
 ) -> ParticipationWish:
     """Return whether this node should take part at a time (seconds since 1970). `spent`: why its private data forbid it."""
     if spent:
-        return ParticipationWish(False, f"as another phase does not fit into what its data may give away: {spent}")
+        return ParticipationWish(False, f"because another phase would exceed its privacy budget: {spent}")
     if paused:
         return ParticipationWish(False, "until `dilocox resume`")
     if hours is None or hours.hold(local(now)):
@@ -100,14 +100,14 @@ class ParticipationSchedule:
 
     # Requests
 
-    async def keep(self) -> None:
-        """The machine knows what is wanted, for ever."""
+    async def update_forever(self) -> None:
+        """Update the member machine periodically: this node takes part, or pauses."""
         while True:
-            await self.look()
+            await self.update()
             await asyncio.sleep(LOOK_SECONDS)
 
-    async def look(self) -> None:
-        """The machine knows what is wanted now."""
+    async def update(self) -> None:
+        """Update the member machine: this node takes part, or pauses."""
         node = self._machine
         if self._going or node.state.lead:
             return
@@ -126,22 +126,22 @@ class ParticipationSchedule:
     async def pause(self, at_once: bool) -> str:
         """Take no part until `resume`, also where this node was to leave; a sentence for who asked. Raises LocalError where that is
         not ours to say."""
-        self._ours("pauses")
+        self._require_lead_host("pauses")
         self._going = False
         await asyncio.to_thread(write_atomically, self._marker, b"")
-        await self.look()
+        await self.update()
         if at_once:
             self._machine.feed(member_io.LeaveRun())
-        return self._said("pauses")
+        return self._answer("pauses")
 
     async def resume(self) -> str:
         """Resume, and return as `pause` does."""
-        self._ours("resumes")
+        self._require_lead_host("resumes")
         self._going = False
         await asyncio.to_thread(self._marker.unlink, missing_ok=True)
-        await self.look()
+        await self.update()
         until = self._machine.pause
-        return f"resumed; it takes no part {until}" if until else "it takes part again: it asks for its seat"
+        return f"resumed; it does not train {until}" if until else "resumed: it claims a seat"
 
     async def leave(self, at_once: bool) -> str:
         """End the daemon, once this node has left; a sentence for who asked."""
@@ -151,25 +151,23 @@ class ParticipationSchedule:
         self._machine.feed(member_io.LeaveRun(finishing=not at_once))
         if at_once or finished or self._machine.state.lead:  # of a finished run there is no roster to leave
             self._tasks.stop()
-        return self._said("leaves")
+        return self._answer("leaves")
 
-    def _ours(self, does: str) -> None:
+    def _require_lead_host(self, does: str) -> None:
         if self._machine.state.lead:
-            raise LocalError(f"this is a box of a cluster, which its lead {does}: say it there, or `dilocox leave` here")
+            raise LocalError(
+                f"this host belongs to a cluster, which its lead host {does}: run the command there, or `dilocox leave` here"
+            )
 
-    def _said(self, does: str) -> str:
+    def _answer(self, does: str) -> str:
         state = self._machine.state
         head, least = state.head, state.manifest.rounds.min_clusters
         alone = state.on_roster and not head.finished and len(head.roster) <= least
-        still = f"; the run needs {least} clusters, and waits until so many are live" if alone else ""
+        still = f"; the run needs {least} clusters, and waits until that many are live" if alone else ""
         if head.finished:
-            return (
-                "the run is finished: this node ends now"
-                if does == "leaves"
-                else "the run is finished: nothing is left to pause"
-            )
+            return "the run is finished: this node ends now" if does == "leaves" else "the run is finished: nothing to pause"
         if not state.leaving:
-            return f"it {does} when round {state.finishing} has its work and its vote{still}"
+            return f"it {does} when round {state.finishing} has its contribution and its vote{still}"
         gives_up = state.on_roster and pb.KIND_CONTRIBUTION not in state.open.own
         return f"it {does} now{f', and gives up round {head.round}' if gives_up else ''}{still}"
 

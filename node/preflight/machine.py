@@ -84,7 +84,7 @@ def of_machine(manifest: Manifest, here: Here) -> Iterator[Finding]:
         try:
             shards = find_shards(manifest)
         except ConfigError as error:
-            do = "install it before you join: no node of this run starts without"
+            do = "install it before you join: this run needs it on every node"
             yield Finding(Level.WRONG, "availability", str(error), do)
         yield from of_room(manifest, here.home, here.devices, here.accepts_wear, shards)
         if lacking := missing(asked_kinds(manifest.attestation)):
@@ -111,7 +111,7 @@ def of_room(
     yield from _devices(manifest, devices)
     if (lack := lacking_driver()) is not None:
         yield Finding(Level.WRONG if lack.stops else Level.ODD, "GPU", lack.says, lack.do)
-    what = f"states, boundaries and payloads of {manifest.rounds.start_clusters} clusters take"
+    what = f"states, checkpoints and payloads of {manifest.rounds.start_clusters} clusters take"
     yield _disk(home, disk_bytes(manifest, manifest.rounds.start_clusters), what)
     yield _wear(manifest, devices, accepts_wear, shards)
 
@@ -122,10 +122,10 @@ def _wear(manifest: Manifest, devices: int | None, accepted: bool, shards: Shard
     seconds = _round_seconds(manifest, devices)
     a_day, in_all = each * 86_400 / seconds / 1e12, each * manifest.rounds.count / 1e12
     says = (
-        f"each round writes {each / 1e9:,.1f} GB to that disk; with a round in about {seconds:,.3g} s (`dilocox plan` knows"
-        f" other machines) that is {a_day:,.3g} TB a day, and {in_all:,.3g} TB in the whole run"
+        f"each round writes {each / 1e9:,.1f} GB to that disk. At about {seconds:,.3g} s per round (see `dilocox "
+        f"plan` for other machines) that is {a_day:,.3g} TB a day, and {in_all:,.3g} TB in the whole run"
     )
-    do = "longer rounds (rounds.inner_steps) or `dilocox node --checkpoint-every 10` write less"
+    do = "use longer rounds (rounds.inner_steps) or `dilocox node --checkpoint-every 10` to write less"
     if a_day < ODD_TERABYTES or in_all < ODD_TERABYTES:
         return Finding(Level.FINE, "wear", says)
     if a_day < WRONG_TERABYTES or in_all < WRONG_TERABYTES or accepted:
@@ -150,11 +150,11 @@ def no_part(manifest: Manifest, me: str, role: Role) -> str:
     if me in manifest.run.relays:
         return ""
     if role is Role.RELAY:
-        return f"the run names no relay {me}: its owner writes that into run.relays before the run begins"
+        return f"the run does not name {me} as a relay: its owner must add it to run.relays before the run begins"
     if not manifest.may_read(me):
         return (
-            f"only those whom the run admits may read it, and it names no {me}: its owner writes that into run.relays, or onto the"
-            " allow-list, before the run begins"
+            f"the run does not admit {me} as a reader: its owner must add it to run.relays, or to the "
+            "allow-list, before the run begins"
         )
     return ""
 
@@ -165,8 +165,8 @@ def of_part(manifest: Manifest, here: Here) -> Iterator[Finding]:
     listed = admission.policy == "allow-list"
     by_name = {Role.NODE: listed, Role.RELAY: True, Role.ARCHIVE: listed and not manifest.may_read("")}[here.role]
     if me is None and by_name:
-        says = f"{here.home} has no identity yet, and the run names whom it admits"
-        yield Finding(Level.ODD, "admission", says, f"its owner needs what `dilocox id --home {here.home}` says")
+        says = f"{here.home} has no identity yet, but the run admits peers by id"
+        yield Finding(Level.ODD, "admission", says, f"send its owner the id that `dilocox id --home {here.home}` prints")
     elif here.role is not Role.NODE:
         yield _kept(manifest, me or "a new identity", here.role)
     elif listed and me not in admission.allow:
@@ -174,25 +174,25 @@ def of_part(manifest: Manifest, here: Here) -> Iterator[Finding]:
             Level.WRONG,
             "admission",
             f"{me} is not on the run's allow-list",
-            "its owner must name that id, or name the --home that has another",
+            "ask its owner to add that id, or use another --home",
         )
     elif manifest.attestation.kinds:
         kinds = " or ".join(manifest.attestation.kinds)
         yield Finding(
-            Level.ODD, "admission", f"the run asks for evidence ({kinds}): `dilocox attest self` says what this machine has"
+            Level.ODD,
+            "admission",
+            f"the run requires evidence ({kinds}): run `dilocox attest self` to see what this machine has",
         )
     else:
-        yield Finding(Level.FINE, "admission", "open to anybody" if admission.policy == "open" else "on the allow-list")
+        yield Finding(Level.FINE, "admission", "open to any peer" if admission.policy == "open" else "on the allow-list")
 
 
 def _kept(manifest: Manifest, me: str, role: Role) -> Finding:
     if why := no_part(manifest, me, role):
-        return Finding(Level.WRONG, "admission", why, "name the --home whose identity the run names")
+        return Finding(Level.WRONG, "admission", why, "use the --home whose identity the run names")
     if me in manifest.run.relays:
-        return Finding(Level.FINE, "admission", "the run names this peer in run.relays: members push to it what it keeps")
-    return Finding(
-        Level.FINE, "admission", "may read the run; it does not name this peer in run.relays, so nobody pushes to it"
-    )
+        return Finding(Level.FINE, "admission", "the run names this peer in run.relays: nodes store payloads at it")
+    return Finding(Level.FINE, "admission", "may read the run; it is not in run.relays, so no node stores payloads at it")
 
 
 def _devices(manifest: Manifest, devices: int | None) -> Iterator[Finding]:
@@ -212,7 +212,7 @@ def _devices(manifest: Manifest, devices: int | None) -> Iterator[Finding]:
             Level.ODD,
             "devices",
             f"{several(idle, 'GPU')} of {used + idle} would be idle: the run's {stages} are split among {used}",
-            f"use --devices {used} and leave the others to other work, or start another node there with CUDA_VISIBLE_DEVICES",
+            f"use --devices {used} and leave the others to other programs, or start another node with CUDA_VISIBLE_DEVICES",
         )
     lacking = lacks(manifest, tiling, [machine])
     for lack in lacking:
@@ -220,7 +220,7 @@ def _devices(manifest: Manifest, devices: int | None) -> Iterator[Finding]:
             Level.WRONG,
             "memory",
             lack.sentence("this machine"),
-            "share the stages with other machines (--cluster-boxes), or train a smaller model",
+            "use more hosts (--cluster-boxes), or train a smaller model",
         )
     if not lacking:
         yield _memory(manifest, machine)
@@ -229,30 +229,28 @@ def _devices(manifest: Manifest, devices: int | None) -> Iterator[Finding]:
 def _memory(manifest: Manifest, machine: Devices) -> Finding:
     needed = host_bytes(manifest, range(manifest.model.stages)) / 1e9
     if not machine.host_bytes:
-        return Finding(Level.ODD, "memory", f"is not known here; outer state takes {needed:,.1f} GB of it")
-    return Finding(Level.FINE, "memory", f"{machine.host_bytes / 1e9:,.1f} GB; outer state takes {needed:,.1f} of it")
+        return Finding(Level.ODD, "memory", f"is unknown on this machine; outer state takes {needed:,.1f} GB")
+    return Finding(Level.FINE, "memory", f"{machine.host_bytes / 1e9:,.1f} GB; outer state takes {needed:,.1f}")
 
 
 def _disk(home: Path, wanted: int, what: str) -> Finding:
     """`what` takes so many bytes."""
     there = next(folder for folder in (home.absolute(), *home.absolute().parents) if folder.is_dir())
     if not os.access(there, os.W_OK | os.X_OK):
-        return Finding(
-            Level.WRONG, "disk", f"nothing can be written at {there}", "name another folder with --home, or make it yours"
-        )
+        return Finding(Level.WRONG, "disk", f"cannot write to {there}", "use another folder with --home, or change its owner")
     free = shutil.disk_usage(there).free
     says = f"{free / 1e9:,.1f} GB free at {home}; {what} {wanted / 1e9:,.1f}"
     if free < wanted:
-        return Finding(Level.WRONG, "disk", says, "make room, or name another folder with --home")
+        return Finding(Level.WRONG, "disk", says, "free space, or use another folder with --home")
     return Finding(Level.FINE, "disk", says)
 
 
 def _port(here: Here) -> Finding:
     port, running = here.port or here.usual_port, running_daemon(here.home)
     if running is not None and port == running.get("port"):
-        return Finding(Level.FINE, "port", f"{port} is used by the daemon that runs on {here.home}")
+        return Finding(Level.FINE, "port", f"{port} is used by the daemon of {here.home}")
     if not port:
-        return Finding(Level.FINE, "port", "any that is free: name one (--port) that your router lets in, to be reached")
+        return Finding(Level.FINE, "port", "any free port: to be reachable, pass --port with one that your router forwards")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -261,8 +259,8 @@ def _port(here: Here) -> Finding:
             return Finding(
                 Level.WRONG,
                 "port",
-                f"{port} cannot be used: {error.strerror}",
-                "stop the program that listens there, or use another port with --port",
+                f"cannot use {port}: {error.strerror}",
+                "stop the program that uses it, or use another port with --port",
             )
     return Finding(Level.FINE, "port", f"{port} is free")
 
@@ -271,16 +269,16 @@ def _data(manifest: Manifest, here: Here) -> Iterator[Finding]:
     name = manifest.data.name
     for other in sorted(here.data.keys() - {name}):
         yield Finding(
-            Level.ODD, f"--data {other}", f"the run's data are called {name}: nobody reads {other}", f"--data {name}=DIR"
+            Level.ODD, f"--data {other}", f"the run's data are named {name}: {other} is not used", f"--data {name}=DIR"
         )
     if name not in here.data:
         return
     try:
         check_corpus(manifest, here.data[name])
     except (ConfigError, OSError) as error:
-        yield Finding(Level.WRONG, f"--data {name}", str(error), "leave it out: a node fetches the data from peers")
+        yield Finding(Level.WRONG, f"--data {name}", str(error), "remove it: a node fetches the data from peers")
     else:
-        yield Finding(Level.FINE, f"--data {name}", "whole, and the run's")
+        yield Finding(Level.FINE, f"--data {name}", "complete, and the run's")
 
 
 def of_own_data(manifest: Manifest, here: Here, trained: int = 0) -> Iterator[Finding]:
@@ -311,8 +309,8 @@ def _budget(manifest: Manifest, account: "Account", took_part: bool, trained: in
     steps = steps_left(manifest, trained)
     noise = account.noise_for(steps, took_part)
     if not account.fits(noise, manifest.rounds.inner_steps):
-        says = f"another phase does not fit into what the data may give away: {account.sentence}"
-        return Finding(Level.WRONG, "--private-epsilon", says, "allow more, or bring another corpus")
+        says = f"another phase would exceed the privacy budget: {account.sentence}"
+        return Finding(Level.WRONG, "--private-epsilon", says, "use a larger epsilon, or another corpus")
     rounds = f"{trained + 1:,} to {manifest.rounds.count:,}"
     says = f"noise of {noise:.2f} times the clip for the {steps:,} steps of rounds {rounds}; {account.sentence}"
     return Finding(Level.FINE, "--private-epsilon", says)

@@ -38,7 +38,7 @@ LARGEST_OFFSET_SECONDS = 60.0
 """Largest offset between clocks: beyond it certificates and times for people suffer. No wait depends on wall clocks."""
 
 
-NOT_LOCAL = "its owner starts the coordinator with --host ADDRESS, by which other machines reach it, and sends the new link"
+NOT_LOCAL = "its owner must start the coordinator with --host ADDRESS, by which other machines reach it, and send the new link"
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ async def see_run(link: JoinLink, here: Here) -> Seen:
                     whys.append(f"{way.at}: {error.details() or error.code().name.lower()}")
         finally:
             await channels.close()
-    advice = NOT_LOCAL if link.is_local else "ask for a newer link, or look at your firewall"
+    advice = NOT_LOCAL if link.is_local else "use a newer link, or check your firewall"
     return Seen((Finding(Level.WRONG, "coordinator", "; ".join(whys), advice),))
 
 
@@ -93,7 +93,7 @@ async def _ask(link: JoinLink, way: Way, home: DataDirectory, channels: ChannelP
     appointment = terms.open_appointment(manifest, run.appointment) if run.HasField("appointment") else None
     found = [Finding(Level.FINE, "coordinator", f"{way.at} serves {manifest.run.name}, {manifest.rounds.count:,} rounds")]
     if terms.coordinator_of(manifest, appointment) != link.coordinator:
-        found = [Finding(Level.WRONG, "coordinator", "the run's owner has named another one", "ask for a newer link")]
+        found = [Finding(Level.WRONG, "coordinator", "the run's owner has named another one", "use a newer link")]
     open_envelope(run.coordinator, link.run_id, (pb.KIND_PEER_RECORD,))
     if link.is_local:
         found.append(Finding(Level.ODD, "link", f"names {way.at}: it works on this machine only", NOT_LOCAL))
@@ -136,9 +136,7 @@ async def _event(
 def _clock(ahead: float) -> Finding:
     says = f"{abs(ahead):,.1f} s {'ahead of' if ahead > 0 else 'behind'} the coordinator's"
     if abs(ahead) > LARGEST_OFFSET_SECONDS:
-        return Finding(
-            Level.ODD, "clock", says, "let this machine follow a time server: evidence and what you read go by the clock"
-        )
+        return Finding(Level.ODD, "clock", says, "synchronise this machine's clock: evidence and log times depend on it")
     return Finding(Level.FINE, "clock", says)
 
 
@@ -153,33 +151,33 @@ async def _reached(
         everywhere = "::" if ":" in here.host else "0.0.0.0"
         server = await asyncio.start_server(lambda reader, writer: writer.close(), everywhere, port, ssl=_served(home.folder))
     except OSError as error:
-        return Finding(Level.ODD, "reachable", f"not asked: port {port} cannot be had ({error.strerror})")
+        return Finding(Level.ODD, "reachable", f"not checked: cannot use port {port} ({error.strerror})")
     async with server:
         at = host_port(here.host, server.sockets[0].getsockname()[1])
         directory = PeerDirectory(None, home.identity, link.run_id, home.start_number())
         reach = Reachability()
         await reach.ask(channels, [record], directory.seal_record(at, certificate.certificate_der, "", []))
     if reach.reachable:
-        return Finding(Level.FINE, "reachable", f"the coordinator can dial {at}")
-    why = reach.why or "the coordinator did not say"
+        return Finding(Level.FINE, "reachable", f"the coordinator reaches {at}")
+    why = reach.why or "the coordinator gave no reason"
     wrong, effect = _unseen(manifest, here)
     return Finding(
         Level.WRONG if wrong else Level.ODD,
         "reachable",
-        f"others cannot dial {at}: {why}. {effect}",
-        "name the address by which others reach you (--host), and let --port in at your router",
+        f"other peers cannot reach {at}: {why}. {effect}",
+        "pass the address by which other peers reach this machine (--host), and forward --port at your router",
     )
 
 
 def _unseen(manifest: Manifest, here: Here) -> tuple[bool, str]:
     """Whether it is wrong that others cannot dial us, and what follows."""
     if here.role is Role.RELAY or here.peer in manifest.run.relays:
-        return True, "This run counts on who keeps for others, and nobody could fetch what lies here"
+        return True, "This run needs its relays, and no peer could fetch the blobs of this one"
     if here.role is Role.ARCHIVE:
-        return False, "An archive that only reads asks, and is not asked"
+        return False, "An archive does not need to be reachable"
     if manifest.audit.segments:
-        return True, "This run audits, and who cannot be asked for the states of its phases is refused for that"
-    return False, "Payloads go to peers that keep them for you"
+        return True, "This run audits, and counts no node whose states auditors cannot fetch"
+    return False, "Relays store this node's payloads"
 
 
 def _served(folder: Path) -> ssl.SSLContext:

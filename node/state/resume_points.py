@@ -229,7 +229,7 @@ class ResumePlanner:
             say(f"fetching what round {number} of {self._chain.length - 1} counted")
             commit = self._chain.commit(number)
             if commit is None:
-                raise RemoteError(pb.REASON_UNAVAILABLE, f"commit {number} is not here yet")
+                raise RemoteError(pb.REASON_UNAVAILABLE, f"commit {number} is not on this disk yet")
             replays.append(await self._applies.take(commit))
         return replays
 
@@ -248,7 +248,7 @@ class ResumePlanner:
                 await self._downloader.fetch(digest, holders, max(sizes), stage)
             if stage in self._hosted and self._store.size(digest) not in sizes:
                 raise ConfigError(
-                    f"model.lora.base {model.imported.hex()} is not of this model: its owner has to import it again"
+                    f"model.lora.base {model.imported.hex()} does not fit this model: its owner has to import it again"
                 )
 
     def keepers(self, round: int) -> list[str]:

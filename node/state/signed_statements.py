@@ -57,9 +57,9 @@ class SignedStatementLog:
             self._database.execute("INSERT INTO sequence VALUES (?)", (int(time.time()) * BLOCK,))
         (reserved,) = self._database.execute("SELECT reserved FROM sequence").fetchone()
         if type(reserved) is not int or reserved not in range(MOST_RESERVED):
-            raise DamagedError(f"{path} is damaged: it counts what cannot be counted.")
+            raise DamagedError(f"{path} is damaged: its counter is not valid.")
         if self._database.execute("SELECT 1 FROM own WHERE typeof(envelope) != 'blob'").fetchone() is not None:
-            raise DamagedError(f"{path} is damaged: it holds what is no statement.")
+            raise DamagedError(f"{path} is damaged: it contains an entry that is not a statement.")
         self._last, self._reserved = reserved, self._reserve(reserved + BLOCK)
 
     def keep(self, statement: Statement[object]) -> None:

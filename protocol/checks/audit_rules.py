@@ -187,9 +187,9 @@ def finding_fault(audits: Iterable[Audit], round: int, voter: str, told: Sequenc
     open_now = due(audits, round)
     for result in told:
         if result.index >= len(open_now):
-            return "it tells of an audit that is not due"
+            return "it reports an audit that is not due"
         if voter not in open_now[result.index].auditors:
-            return "it tells of an audit that it was not drawn for"
+            return "it reports an audit that it was not drawn for"
     return ""
 
 
@@ -231,24 +231,31 @@ def read_marks(manifest: Manifest, contribution: pb.Contribution, lease: Lease, 
     the round left it."""
     said = parse(pb.Marks, raw)
     marks, batch = said.marks, manifest.training.batch_size
-    _require(2 <= len(marks) <= manifest.audit.segments + 2 + JUMPS, "too few or too many marks")
-    _require(len(said.machine) <= limits.TEXT_CHARACTERS and said.machine.isprintable(), "its machine is no text")
+    _require(2 <= len(marks) <= manifest.audit.segments + 2 + JUMPS, "too few or too many audit checkpoints")
+    _require(
+        len(said.machine) <= limits.TEXT_CHARACTERS and said.machine.isprintable(), "its machine's description is not text"
+    )
     for mark in marks:
-        _require(len(mark.states) == manifest.model.stages, "a mark is not of all stages")
-        _require(all(len(digest) == 32 for digest in mark.states), "a mark without digests")
+        _require(len(mark.states) == manifest.model.stages, "an audit checkpoint does not cover all stages")
+        _require(all(len(digest) == 32 for digest in mark.states), "an audit checkpoint has no digests")
     ends = (marks[0].step, marks[-1].step, marks[-1].samples_read)
-    _require(ends == (0, contribution.inner_steps, contribution.samples_read), "the marks are not of this phase")
+    _require(ends == (0, contribution.inner_steps, contribution.samples_read), "the audit checkpoints are of another phase")
     # An author that chose their positions could hide long untrained segments between short trained ones.
     free = {contribution.inner_steps, *(after.step for before, after in pairwise(marks) if after.step == before.step)}
-    _require(all(mark.step in free or not mark.step % spacing(manifest) for mark in marks), "the marks are not evenly spaced")
+    _require(
+        all(mark.step in free or not mark.step % spacing(manifest) for mark in marks),
+        "the audit checkpoints are not evenly spaced",
+    )
     jumps = 0
     for before, after in pairwise(marks):
         steps, read = after.step - before.step, after.samples_read - before.samples_read
         jumps += not steps
-        _require(0 <= steps <= spacing(manifest) and jumps <= JUMPS, "a stretch is too long, or has no steps")
-        _require(read == steps * batch if steps else read >= 0, "a stretch does not read a batch in each step")
-        _require(after.optimizer_steps - before.optimizer_steps == steps, "the optimizer's steps are not those of the stretch")
-        _require(lease.positions(before.samples_read, steps * batch) is not None, "a stretch reads beyond its lease")
+        _require(0 <= steps <= spacing(manifest) and jumps <= JUMPS, "a segment is too long, or has no steps")
+        _require(read == steps * batch if steps else read >= 0, "a segment does not read one batch per step")
+        _require(
+            after.optimizer_steps - before.optimizer_steps == steps, "the optimizer's steps do not match those of the segment"
+        )
+        _require(lease.positions(before.samples_read, steps * batch) is not None, "a segment reads beyond its lease")
     return said
 
 

@@ -39,7 +39,7 @@ class Availability(Check):
 
     def fault(self, manifest: Manifest, head: Head, statement: Statement[Any]) -> str:
         if statement.kind == pb.KIND_CONTRIBUTION and not statement.body.shares:
-            return "it names no shares"
+            return "it names no erasure shards"
         if statement.kind == pb.KIND_RECEIPT and statement.body.lacking:
             return availability_rules.finding_fault(
                 availability_rules.due(manifest, head), statement.peer, statement.body.lacking

@@ -75,7 +75,7 @@ def told(sampled: Sequence[Sampled], me: str, without: Container[str]) -> list[i
 def finding_fault(sampled: Sequence[Sampled], voter: str, said: Sequence[int]) -> str:
     """Return what is wrong with the probes in a vote; empty: nothing."""
     if any(index >= len(sampled) or voter not in sampled[index].samplers for index in said):
-        return "it tells of a sample that it was not drawn for"
+        return "it reports a probe that it was not drawn for"
     return ""
 
 

@@ -146,7 +146,7 @@ class Opinion:
         return len(self.harmed) > 1 and measured - harmed < THRESHOLD * measured
 
     def __str__(self) -> str:
-        """Return the opinion as a reason."""
+        """Return the opinion as a reason; commits contain it, so the sentence may not change."""
         return f"{len(self.harmed)} of the {len(self.votes)} who were drawn to score it and did found that it harms"
 
 

@@ -71,7 +71,7 @@ class Scoring(Check):
 
     def fault(self, manifest: Manifest, head: Head, statement: Statement[Any]) -> str:
         if statement.kind == pb.KIND_RECEIPT and len(statement.body.measured) > len(statement.body.accepted):
-            return "it measured more than it could be drawn to score"
+            return "it scored more than it could be drawn for"
         return ""
 
     def findings(

@@ -450,7 +450,7 @@ def _gather(manifest: Manifest, head: Head, commit: pb.Commit) -> StatementPool:
     verdicts = {item.peer: item for item in commit.attested}
     if verdicts and not manifest.attestation.kinds:
         raise RemoteError(
-            pb.REASON_ATTESTATION, f"commit {commit.round} holds verdicts on evidence, which the run does not ask for"
+            pb.REASON_ATTESTATION, f"commit {commit.round} contains verdicts on evidence, but the run requires none"
         )
     gathered = StatementPool(attested=verdicts, refusals=tuple(commit.refusals))
     for envelope in envelopes(commit):
@@ -459,7 +459,7 @@ def _gather(manifest: Manifest, head: Head, commit: pb.Commit) -> StatementPool:
         if after is gathered:
             what = pb.Kind.Name(statement.kind).removeprefix("KIND_").lower()
             reason = judgement.reason or pb.REASON_MALFORMED
-            raise RemoteError(reason, f"commit {commit.round} holds a {what} that it may not: {judgement.detail}")
+            raise RemoteError(reason, f"commit {commit.round} contains a {what} that is not allowed: {judgement.detail}")
         gathered = after
     return gathered
 

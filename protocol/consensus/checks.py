@@ -59,5 +59,5 @@ def fault(manifest: Manifest, head: "Head", statement: Statement[Any]) -> str:
     active = of(manifest)
     for field, name in FIELDS.get(statement.kind, {}).items():
         if getattr(statement.body, field) and name not in (check.name for check in active):
-            return f"its field {field} is of {name}, a check that this run does not have: leave it empty"
+            return f"its field {field} belongs to {name}, a check that this run does not use: leave it empty"
     return next((why for check in active if (why := check.fault(manifest, head, statement))), "")

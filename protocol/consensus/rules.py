@@ -69,7 +69,7 @@ class Judgement(NamedTuple):
 
 ACCEPT = Judgement(Outcome.ACCEPT)
 REPEAT = Judgement(Outcome.IGNORE, pb.REASON_UNSPECIFIED, "already received")
-TWICE = Judgement(Outcome.REJECT, pb.REASON_EQUIVOCATION, "two different statements for one slot; neither counts")
+TWICE = Judgement(Outcome.REJECT, pb.REASON_EQUIVOCATION, "two different statements in one slot; neither is counted")
 WRONG_STATE = Judgement(Outcome.REJECT, pb.REASON_WRONG_BASE, "its state differs from the run's")
 
 
@@ -111,7 +111,7 @@ def _claim(manifest: Manifest, head: Head, gathered: StatementPool, statement: S
         return WRONG_STATE, gathered
     newest_leave = gathered.leaves.get(statement.peer)
     if newest_leave and newest_leave[0].body.serial >= body.serial:
-        return ignore(pb.REASON_SUPERSEDED, "a newer leave of this peer is known"), gathered
+        return ignore(pb.REASON_SUPERSEDED, "a newer departure of this peer is known"), gathered
     claims = put_newest(gathered.claims, statement)
     if claims is None:
         return _repeat_or_older(gathered.claims.get(statement.peer), statement), gathered
@@ -119,7 +119,7 @@ def _claim(manifest: Manifest, head: Head, gathered: StatementPool, statement: S
     # Builders of the current state are exempt from the cap; a stalled run restarts through them.
     claims = _bounded(claims, head, room)
     if not holds(claims.get(statement.peer), statement):
-        return ignore(pb.REASON_RATE, f"{room} peers are waiting already"), gathered
+        return ignore(pb.REASON_RATE, f"the limit of {room} waiting peers is reached"), gathered
     known = known_state(manifest, head, gathered)
     after = replace(gathered, claims=claims, leaves=_of_those_here(gathered.leaves, head, claims))
     # The known state depends on the order of arrival. It decides the answer, not the pool: `seats` judges at the end.
@@ -146,18 +146,18 @@ def _not_admitted(manifest: Manifest, head: Head, gathered: StatementPool, peer:
     if admission.policy == "allow-list" and peer not in admission.allow:
         return reject(pb.REASON_NOT_ADMITTED, f"{short(peer)} is not on the run's allow-list")
     if manifest.attestation.kinds and peer not in gathered.attested and peer not in head.attestations:
-        return reject(pb.REASON_NOT_ATTESTED, "the run asks for evidence; none of this peer holds")
+        return reject(pb.REASON_NOT_ATTESTED, "the run requires evidence, and this peer has no valid one")
     return None
 
 
 def _not_now(head: Head, what: str, round: int) -> Judgement:
-    return ignore(pb.REASON_STALE_ROUND, f"the {what} is for round {round} of its head; round {max(1, head.round)} is open")
+    return ignore(pb.REASON_STALE_ROUND, f"the {what} is for round {round} of its chain; round {max(1, head.round)} is open")
 
 
 def _repeat_or_older(slot: Slot | None, statement: Statement[Any]) -> Judgement:
     if holds(slot, statement):
         return REPEAT
-    return ignore(pb.REASON_SUPERSEDED, "a newer one, or two of the same serial, are known")
+    return ignore(pb.REASON_SUPERSEDED, "a newer layout, or two with the same serial, are known")
 
 
 def _once(slot: Slot) -> Judgement:
@@ -187,10 +187,10 @@ def _cluster(manifest: Manifest, head: Head, gathered: StatementPool, statement:
         return _not_now(head, "layout", body.round), gathered
     hosts = host_ranges(body.hosts)
     if statement.peer not in {host.peer for host in hosts}:
-        return reject(pb.REASON_CLUSTER, "its lead hosts nothing of it"), gathered
+        return reject(pb.REASON_CLUSTER, "its lead host has no stage of it"), gathered
     if not tiles(hosts, manifest.model.stages):
         return reject(
-            pb.REASON_WRONG_STAGES, f"its copy 0 does not cover the run's {manifest.model.stages} stages once"
+            pb.REASON_WRONG_STAGES, f"its copy 0 does not cover each of the run's {manifest.model.stages} stages once"
         ), gathered
     clusters = put_newest(gathered.clusters, statement)
     if clusters is None:
@@ -198,7 +198,7 @@ def _cluster(manifest: Manifest, head: Head, gathered: StatementPool, statement:
     room = layouts_kept(head)
     clusters = _bounded(clusters, head, room)
     if not holds(clusters.get(statement.peer), statement):
-        return ignore(pb.REASON_RATE, f"{room} clusters are waiting already"), gathered
+        return ignore(pb.REASON_RATE, f"the limit of {room} waiting clusters is reached"), gathered
     return _once(clusters[statement.peer]), replace(gathered, clusters=clusters)
 
 
@@ -217,7 +217,7 @@ def _leave(manifest: Manifest, head: Head, gathered: StatementPool, statement: S
     if not head.names(statement.body):
         return _not_now(head, "leave", statement.body.round), gathered
     if statement.peer not in head.roster and statement.peer not in gathered.claims:
-        return ignore(pb.REASON_NOT_ON_ROSTER, "not here"), gathered
+        return ignore(pb.REASON_NOT_ON_ROSTER, "not used in this run"), gathered
     leaves = put_newest(gathered.leaves, statement)
     if leaves is None:
         return _repeat_or_older(gathered.leaves.get(statement.peer), statement), gathered
@@ -259,10 +259,10 @@ def _contribution(manifest: Manifest, head: Head, gathered: StatementPool, state
     if (refusal := _impossible(manifest, head, statement)) is not None:
         return refusal, gathered
     if gathered.ballot is not None and statement.peer not in gathered.contributions:
-        return ignore(pb.REASON_LATE, f"round {head.round} is being voted on"), gathered
+        return ignore(pb.REASON_LATE, f"the vote of round {head.round} is open"), gathered
     contributions = put(gathered.contributions, statement.peer, statement, _pinned(gathered, statement.peer))
     if contributions is None:
-        return ignore(pb.REASON_EQUIVOCATION, "two are proof enough"), gathered
+        return ignore(pb.REASON_EQUIVOCATION, "two are enough as proof"), gathered
     return _once(contributions[statement.peer]), replace(gathered, contributions=contributions)
 
 
@@ -280,14 +280,17 @@ def _impossible(manifest: Manifest, head: Head, statement: Statement[pb.Contribu
     if body.round > head.round:
         return reject(pb.REASON_FUTURE_ROUND, f"round {body.round} is not open; round {head.round} is")
     if body.head != head.digest:
-        return reject(pb.REASON_WRONG_HEAD, "it does not build on the last commit")
+        return reject(pb.REASON_WRONG_HEAD, "it does not follow the last commit")
     cluster = head.roster.get(statement.peer)
     if cluster is None:
-        return reject(pb.REASON_NOT_ON_ROSTER, f"{short(statement.peer)} leads no cluster on the roster of round {head.round}")
+        return reject(
+            pb.REASON_NOT_ON_ROSTER,
+            f"{short(statement.peer)} is not the lead host of a cluster on the roster of round {head.round}",
+        )
     if head.closing(manifest):
         return ignore(pb.REASON_RUN_FINISHED, "the run has trained its last round")
     if head.state and body.base_state != head.state:
-        return reject(pb.REASON_WRONG_BASE, "it builds on another state than the run's")
+        return reject(pb.REASON_WRONG_BASE, "its base state differs from the run's")
     if body.attestation != resting_on(head.attestations, cluster):
         return reject(pb.REASON_NOT_ATTESTED, "it does not name the attestation that admits its sender")
     if why := checks.fault(manifest, head, statement):
@@ -300,14 +303,14 @@ def _impossible(manifest: Manifest, head: Head, statement: Statement[pb.Contribu
         return reject(pb.REASON_IMPOSSIBLE_TOKENS, f"{body.tokens} tokens in {body.inner_steps} inner steps")
     fresh = body.samples_read - lease.counted
     if not body.inner_steps * manifest.training.batch_size <= fresh or body.samples_read > lease.end:
-        return reject(pb.REASON_IMPOSSIBLE_TOKENS, f"{fresh} new samples; its lease has {lease.end - lease.counted}")
+        return reject(pb.REASON_IMPOSSIBLE_TOKENS, f"{fresh} new samples; its lease has {lease.end - lease.counted} left")
     return None
 
 
 def _ballot(manifest: Manifest, head: Head, gathered: StatementPool, statement: Statement[pb.Ballot]) -> Judged:
     body = statement.body
     if statement.peer != head.coordinator:
-        return reject(pb.REASON_BAD_SIGNATURE, "a ballot that is not the coordinator's"), gathered
+        return reject(pb.REASON_BAD_SIGNATURE, "a ballot that the coordinator did not sign"), gathered
     if (body.round, body.head) != (head.round, head.digest):
         return _not_now(head, "ballot", body.round), gathered
     if gathered.ballot is not None:
@@ -316,9 +319,9 @@ def _ballot(manifest: Manifest, head: Head, gathered: StatementPool, statement: 
     authors = {s.digest: peer for peer, slot in gathered.contributions.items() for s in slot if s.digest in listed}
     alone = {slot[0].digest for slot in gathered.contributions.values() if len(slot) == 1}
     if len(authors) != len(listed) or len(set(authors.values())) != len(authors) or not alone <= listed:
-        return reject(pb.REASON_MALFORMED, "it does not list one contribution of each cluster that made one"), gathered
+        return reject(pb.REASON_MALFORMED, "it does not list exactly one contribution of each contributing cluster"), gathered
     if not 0 < body.seconds <= manifest.rounds.vote_seconds + 1e-3 * manifest.rounds.vote_seconds:
-        return reject(pb.REASON_MALFORMED, f"{body.seconds} seconds to vote"), gathered
+        return reject(pb.REASON_MALFORMED, f"{body.seconds} seconds for the vote"), gathered
     voters = tuple(authors[digest] for digest in body.contributions)
     return ACCEPT, replace(gathered, ballot=statement, voters=voters)
 
@@ -332,29 +335,29 @@ def bits(accepted: Sequence[bool]) -> bytes:
 def _receipt(manifest: Manifest, head: Head, gathered: StatementPool, statement: Statement[pb.Receipt]) -> Judged:
     body, ballot = statement.body, gathered.ballot
     if body.round != head.round or ballot is None or body.ballot != ballot.signing:
-        return ignore(pb.REASON_STALE_ROUND, f"not about the ballot of round {head.round}"), gathered
+        return ignore(pb.REASON_STALE_ROUND, f"the vote is on another ballot than that of round {head.round}"), gathered
     slot = gathered.receipts.get(statement.peer)
     if holds(slot, statement):
         return REPEAT, gathered
     listed = gathered.listed()
     if statement.peer not in listed:
-        return reject(pb.REASON_NOT_ON_ROSTER, "only who contributed votes"), gathered
+        return reject(pb.REASON_NOT_ON_ROSTER, "only clusters that contributed can vote"), gathered
     own, count = listed.index(statement.peer), len(listed)
     known = int.from_bytes(body.accepted, "little")
     if len(body.accepted) != -(-count // 8) or known >> count or known >> own & 1:
-        return reject(pb.REASON_MALFORMED, "not a bit for each other contribution on the ballot"), gathered
+        return reject(pb.REASON_MALFORMED, "it must have one bit for each other contribution on the ballot"), gathered
     for finding in body.findings:
         if finding.index >= count or finding.index == own or known >> finding.index & 1:
-            return reject(pb.REASON_MALFORMED, "a finding contradicts its bit, or is about nothing on the ballot"), gathered
+            return reject(pb.REASON_MALFORMED, "a finding contradicts its bit, or names nothing on the ballot"), gathered
         if finding.stage >= manifest.model.stages:
             return reject(pb.REASON_WRONG_STAGES, f"the run has {manifest.model.stages} stages"), gathered
     if any(not known >> index & 1 for index in body.scored):
-        return reject(pb.REASON_MALFORMED, "a score of what it does not accept"), gathered
+        return reject(pb.REASON_MALFORMED, "a score of a contribution that it does not accept"), gathered
     if why := checks.fault(manifest, head, statement):
         return reject(pb.REASON_MALFORMED, why), gathered
     receipts = put(gathered.receipts, statement.peer, statement)
     if receipts is None:
-        return ignore(pb.REASON_EQUIVOCATION, "two are proof enough"), gathered
+        return ignore(pb.REASON_EQUIVOCATION, "two are enough as proof"), gathered
     return _once(receipts[statement.peer]), replace(gathered, receipts=receipts)
 
 
@@ -366,13 +369,15 @@ def _state_report(manifest: Manifest, head: Head, gathered: StatementPool, state
     if (body.round, body.head) != (head.round, head.digest):
         return _not_now(head, "state report", body.round), gathered
     if statement.peer not in head.roster:
-        return reject(pb.REASON_NOT_ON_ROSTER, f"{short(statement.peer)} leads no cluster on the roster"), gathered
+        return reject(
+            pb.REASON_NOT_ON_ROSTER, f"{short(statement.peer)} is not the lead host of a cluster on the roster"
+        ), gathered
     key = (statement.peer, body.replayed)
     if holds(gathered.reports.get(key), statement):
         return REPEAT, gathered
     reports = put(gathered.reports, key, statement)
     if reports is None:
-        return ignore(pb.REASON_EQUIVOCATION, "two are proof enough"), gathered
+        return ignore(pb.REASON_EQUIVOCATION, "two are enough as proof"), gathered
     return _once(reports[key]), replace(gathered, reports=reports)
 
 

@@ -6,6 +6,8 @@ meanwhile, and delays no other one. A contribution counts when at least half of 
 at least one, accepted it. A single one counts only if the manifest's `min_clusters` is 1. The run's checks
 (protocol/checks) come first: a convicted cluster neither counts nor votes, and a refused contribution does not count. A
 voter that rejects a contribution for its effect alone counts as an acceptance, because the contribution is well formed.
+
+The sentences of the reasons are part of the commit. A verifier composes the same bytes, so no sentence may change.
 """
 
 from collections.abc import Container, Mapping, Sequence

@@ -21,7 +21,7 @@ def open_appointment(manifest: Manifest, envelope: pb.Envelope | bytes) -> State
     """Open the owner's appointment. Raises RemoteError if it is not one."""
     appointment: Statement[pb.Appointment] = open_envelope(envelope, manifest.run_id, (pb.KIND_APPOINTMENT,))
     if appointment.peer != manifest.owner:
-        raise RemoteError(pb.REASON_BAD_SIGNATURE, f"an appointment by {appointment.peer}, who is not the run's owner")
+        raise RemoteError(pb.REASON_BAD_SIGNATURE, f"an appointment by {appointment.peer}, which is not the run's owner")
     return appointment
 
 
@@ -38,7 +38,7 @@ def appoint(manifest: Manifest, head: Head, envelope: pb.Envelope) -> Head:
     if (body.round, body.head) != (head.round, head.digest):
         raise RemoteError(pb.REASON_WRONG_HEAD, f"the appointment of term {body.term} names another commit {body.round - 1}")
     if body.term <= head.term:
-        raise RemoteError(pb.REASON_STALE_ROUND, f"the appointment of term {body.term} came in term {head.term}")
+        raise RemoteError(pb.REASON_STALE_ROUND, f"the appointment of term {body.term} arrived in term {head.term}")
     # A state in the chain is final. Otherwise the owner may name one: unknown peers never define a run's model, and its
     # makers may be gone.
     state = head.state or body.state
@@ -51,9 +51,9 @@ def forked_round(manifest: Manifest, fork: pb.Fork) -> tuple[int, int]:
     term = first.body.term
     appointment = open_appointment(manifest, fork.appointment) if term else None
     if {first.peer, second.peer} != {coordinator_of(manifest, appointment)}:
-        raise RemoteError(pb.REASON_BAD_SIGNATURE, "not both of them are signed by the coordinator")
+        raise RemoteError(pb.REASON_BAD_SIGNATURE, "the coordinator did not sign both commits")
     if appointment is not None and appointment.body.term != term:
-        raise RemoteError(pb.REASON_MALFORMED, "they are not of the term that they come with")
+        raise RemoteError(pb.REASON_MALFORMED, "the commits are not of the term that they were sent with")
     if (second.body.round, second.body.term) != (first.body.round, term) or first.digest == second.digest:
         raise RemoteError(pb.REASON_MALFORMED, "they are not two commits of one round")
     return int(first.body.round), int(term)

@@ -71,8 +71,8 @@ VOTE_SHARE = 0.75
 HEALED_BY_TIME = frozenset({pb.REASON_RATE, pb.REASON_FUTURE_ROUND, pb.REASON_UNAVAILABLE, pb.REASON_NOT_ATTESTED})
 """Reasons of rejections after which the same statement may be accepted: it is offered again."""
 WRONG_SEED = (
-    "the run file names the initial state {named}, and its model and seed make {made}: its owner changed [model] after `dilocox"
-    " init`. The owner finds the right value by `dilocox check RUN.toml`; that makes another run, with another link."
+    "the run file names the initial state {named}, but its model and seed give {made}: [model] changed after "
+    "`dilocox init`. The owner runs `dilocox check RUN.toml`, corrects seed_state, and sends the new link."
 )
 STATES_KEPT = 64
 """Number of own state roots remembered: more than the rounds that can be in dispute."""
@@ -192,14 +192,16 @@ def _compare(state: MemberState, round: int) -> tuple[MemberState, list[Effect]]
         return state, []
     if mine == agreed:
         return replace(state, anew=False), []
-    return _start_again(state, round, f"memory holds {_short(mine)}, the run {_short(agreed)}")
+    return _start_again(state, round, f"memory contains {_short(mine)}, the run {_short(agreed)}")
 
 
 def _start_again(state: MemberState, round: int, detail: str) -> tuple[MemberState, list[Effect]]:
     """Start again from a state that the run agreed on. A node that has just done so and still differs would always differ."""
     if state.anew:
-        why = f"before round {round} {detail}, though we started again from a state that the run agreed on"
-        return state, [Halt(f"{why}: this machine computes differently from the others, or the run was misled")]
+        why = f"before round {round} {detail}, although this node restarted from a state that the run agreed on"
+        return state, [
+            Halt(f"{why}: this machine computes other results than the rest of the run, or the run agreed on a false state")
+        ]
     own = {kind: statement for kind, statement in state.open.own.items() if kind != pb.KIND_STATE_REPORT}
     again = Resynchronise(round, detail)
     return _in_round(replace(_received(state, again), roots={}, anew=True), own=own, judging=frozenset(), verdicts={}), [again]
@@ -293,7 +295,7 @@ def _rechecked(state: MemberState, round: int, root: bytes) -> tuple[MemberState
     if round != state.head.round or round not in state.roots:
         return state, []
     if root != state.roots[round]:
-        return _start_again(state, round, "replaying the last commit from disk gives another state than memory holds")
+        return _start_again(state, round, "replaying the last commit from disk gives another state than the one in memory")
     own = state.open.own.get(pb.KIND_STATE_REPORT)
     if own is not None and own.body.replayed:  # stated already, after a restart from an agreed state
         return state, []

@@ -69,7 +69,7 @@ __all__ = [
 ]
 
 
-SAMPLES_COMING = "the samples of its next batch are on their way"
+SAMPLES_COMING = "waiting for the samples of its next batch"
 
 
 @dataclass(frozen=True)
@@ -291,22 +291,22 @@ def next_action(state: PhaseState) -> Train | Wait:
         return Wait(why)
     positions = _positions(state)
     if positions is None:
-        return Wait(f"its lease of samples is used up; commit {state.head.round} brings the next one")
+        return Wait(f"its data lease is used up; commit {state.head.round} brings the next one")
     return Train(tuple(positions))
 
 
 def _why_wait(state: PhaseState) -> str:
     rounds = state.manifest.rounds
     if state.head.round == 0:
-        return "the run has not begun: its first commit is on its way"
+        return "the run has not started; waiting for its first commit"
     if state.head.closing(state.manifest):
         return "the run has trained its last round"
     if state.finished:
-        return f"commit {state.head.round} is on its way; the last phase has ended"
+        return f"waiting for commit {state.head.round}; the last phase has ended"
     if state.in_flight and state.manifest.overlap(state.in_flight) == "none":
-        return f"commit {state.in_flight} is on its way; round {state.in_flight} is synchronous"
+        return f"waiting for commit {state.in_flight}; round {state.in_flight} is synchronous"
     if state.steps >= rounds.max_inner_steps:
-        return f"commit {state.head.round} is late, and the phase has taken its max_inner_steps ({rounds.max_inner_steps})"
+        return f"commit {state.head.round} is late, and the phase has reached its max_inner_steps ({rounds.max_inner_steps})"
     return ""
 
 
@@ -332,7 +332,7 @@ def _own_positions(cluster: str, stay: bytes = b"") -> int:
 def _trained(state: PhaseState) -> PhaseState:
     action = next_action(state)
     if isinstance(action, Wait):
-        raise LocalError(f"an inner step where there was none to take: {action.why}")
+        raise LocalError(f"an inner step was reported where none was due: {action.why}")
     return replace(state, steps=state.steps + 1, samples_read=samples_read(state, True))
 
 

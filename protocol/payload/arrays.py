@@ -372,7 +372,7 @@ class Floats(Array):
         numbers = np.frombuffer(reader.take(Section.CODES, cls.sizes(elements)[Section.CODES]), dtype="<f4")
         sizes = np.abs(numbers)
         if not bool(((sizes == 0) | ((sizes >= SMALLEST) & (sizes <= LARGEST))).all()):  # also false for NaN
-            raise RemoteError(pb.REASON_NON_FINITE, "a value is not finite, tiny or absurdly large")
+            raise RemoteError(pb.REASON_NON_FINITE, "a value is not finite, too small or too large")
         return cls(numbers)
 
 
@@ -395,7 +395,7 @@ def _read_magnitudes(reader: Reader, elements: int) -> npt.NDArray[np.float32]:
     raw = np.frombuffer(reader.take(Section.HEADS, 4 * groups(elements)), dtype="<u2")
     magnitudes = (raw.astype(np.uint32) << 16).view(np.float32)
     if not bool(((magnitudes == 0) | ((magnitudes >= SMALLEST) & (magnitudes <= LARGEST))).all()):
-        raise RemoteError(pb.REASON_NON_FINITE, "a magnitude is not finite, negative, tiny or absurdly large")
+        raise RemoteError(pb.REASON_NON_FINITE, "a magnitude is not finite, negative, too small or too large")
     return magnitudes.reshape(-1, 2)
 
 

@@ -48,14 +48,15 @@ def check_work(body: pb.Contribution, listed: bytes, leaves: Sequence[pb.Leaf]) 
     shards. Raises RemoteError."""
     if body.shares and body.shares != work_root(listed, leaves):
         raise RemoteError(
-            pb.REASON_SHARES, "the root that it names is not over the shares of its leaves and of what they announce"
+            pb.REASON_SHARES,
+            "its data root does not cover the erasure shards of its payload index and of the blobs that the index announces",
         )
 
 
 def check_root(leaf: pb.Leaf, root: bytes) -> None:
     """Whether a leaf names the `root` over the shares of its payload. Raises RemoteError."""
     if leaf.shares != root:
-        raise RemoteError(pb.REASON_SHARES, "its payload makes other shares than it announces")
+        raise RemoteError(pb.REASON_SHARES, "its payload gives other erasure shards than it announced")
 
 
 def commit_tree(commit: pb.Commit) -> Tree:

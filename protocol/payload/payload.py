@@ -251,7 +251,7 @@ def _inflate(stored: memoryview, size: int) -> memoryview:
     except zlib.error as error:
         raise RemoteError(pb.REASON_MALFORMED, f"not a deflate stream: {error}") from error
     if len(raw) > size or not decoder.eof or decoder.unused_data:
-        raise RemoteError(pb.REASON_MALFORMED, "a deflate stream is longer or shorter than it says")
+        raise RemoteError(pb.REASON_MALFORMED, "a deflate stream is longer or shorter than its header states")
     return memoryview(raw)
 
 

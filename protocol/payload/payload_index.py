@@ -22,9 +22,12 @@ def read_leaves(manifest: Manifest, raw: bytes) -> list[pb.Leaf]:
         raise RemoteError(pb.REASON_WRONG_STAGES, f"it does not announce the run's {manifest.model.stages} stages")
     for leaf in leaves:
         if len(leaf.digest) != 32 or len(leaf.norms) != len(stage_tensors(manifest.model, leaf.stage)):
-            raise RemoteError(pb.REASON_MALFORMED, "a leaf has no digest, or not a norm for each tensor")
+            raise RemoteError(pb.REASON_MALFORMED, "an entry has no digest, or not one norm for each tensor")
         if len(leaf.shares) not in ((0,) if manifest.availability is None else (0, 32)):
-            raise RemoteError(pb.REASON_MALFORMED, "the root over a payload's shares is not 32 bytes, or the run keeps none")
+            raise RemoteError(
+                pb.REASON_MALFORMED,
+                "the root over a payload's erasure shards is not 32 bytes, or this run stores no erasure shards",
+            )
         if not 0 < leaf.size <= limits.BLOB_BYTES:
             raise RemoteError(pb.REASON_OVERSIZE, "payload size out of bounds")
     return leaves
@@ -33,7 +36,7 @@ def read_leaves(manifest: Manifest, raw: bytes) -> list[pb.Leaf]:
 def check_leaves(body: pb.Contribution, leaves: Sequence[pb.Leaf]) -> None:
     """Check that a contribution agrees with its payload index. Raises RemoteError."""
     if sum(leaf.size for leaf in leaves) != body.size:
-        raise RemoteError(pb.REASON_SIZE_MISMATCH, "its leaves do not add up to the announced bytes")
+        raise RemoteError(pb.REASON_SIZE_MISMATCH, "its entries do not add up to the announced bytes")
     _check_norm(body.norm, math.hypot(*(norm_of(code) for leaf in leaves for code in leaf.norms)))
 
 
@@ -48,7 +51,7 @@ def check_bounds(manifest: Manifest, leaf: pb.Leaf) -> None:
         bound = largest_norm(manifest, spec)
         if code > min(norm_code(bound) + TOLERANCE, norm_code(LARGEST)):
             what = f"the norm of {spec.name} is {norm_of(code):.4g}"
-            raise RemoteError(pb.REASON_NORM_TOO_LARGE, f"{what}; {bound:.4g} is the most that the run allows")
+            raise RemoteError(pb.REASON_NORM_TOO_LARGE, f"{what}; the run allows at most {bound:.4g}")
 
 
 def layout_of(manifest: Manifest, stage: int, rank_or_k: int) -> wire.StageLayout:
@@ -61,7 +64,7 @@ def check_payload(manifest: Manifest, cluster: str, round: int, leaf: pb.Leaf, r
     """Check that these bytes are the announced payload: owner, layout, finite values, size. The reader has checked their
     digest. Raises RemoteError."""
     if len(raw) != leaf.size:
-        raise RemoteError(pb.REASON_SIZE_MISMATCH, "not the announced size")
+        raise RemoteError(pb.REASON_SIZE_MISMATCH, "the size differs from the announced one")
     owner = wire.owner_of(manifest.run_id, cluster, round, leaf.stage)
     tensors = wire.parse(raw, layout_of(manifest, leaf.stage, rank_or_k), owner)
     for code, tensor in zip(leaf.norms, tensors, strict=True):

@@ -339,18 +339,18 @@ def _begin(state: RoundState, now: float) -> RoundState:
     """End the start: for one grace nothing is late, and absent clusters count as expected."""
     state = replace(state, starting_since=None, healed=False)
     clock = state.clock if state.clock.paused_at is not None else _with_a_grace(state, now)
-    until = now + _grace(state) if len(_heard(state)) < len(state.head.roster) else None
+    until = now + _grace(state) if len(_live(state)) < len(state.head.roster) else None
     return replace(state, clock=replace(clock, returning_until=until))
 
 
 def _keep_time(state: RoundState, now: float) -> RoundState:
     """Stop and start the clock, and note when most had contributed or voted."""
     clock, gathered = state.clock, state.gathered
-    heard, wanted = len(_heard(state)), state.manifest.rounds.min_clusters
+    heard, wanted = len(_live(state)), state.manifest.rounds.min_clusters
     short_of = state.head.round > 0 and len(_staying(state)) < wanted
     if short_of:
         since, nobody = now if clock.paused_at is None else clock.paused_at, clock.heard_nobody or not heard
-        silent = set(state.head.roster) - set(_heard(state)) - gathered.leaving()
+        silent = set(state.head.roster) - set(_live(state)) - gathered.leaving()
         left = not silent and now >= (clock.returning_until or now)
         awaited = left or now >= since + _grace(state)
         clock = replace(clock, paused_at=since, heard_nobody=nobody, awaited=awaited)
@@ -381,13 +381,13 @@ def _grace(state: RoundState) -> float:
     return state.manifest.rounds.liveness_seconds
 
 
-def _heard(state: RoundState) -> list[str]:
+def _live(state: RoundState) -> list[str]:
     return [name for name in state.head.roster if name not in state.absent]
 
 
 def _staying(state: RoundState) -> set[str]:
     """Return the clusters of the roster that are live and have not left."""
-    return set(_heard(state)) - state.gathered.leaving()
+    return set(_live(state)) - state.gathered.leaving()
 
 
 def _started(state: RoundState, now: float) -> bool:
@@ -395,7 +395,7 @@ def _started(state: RoundState, now: float) -> bool:
     roster = state.head.roster
     if state.starting_since is None or not roster:
         return True
-    enough = _are_most(state, _heard(state), min(state.manifest.rounds.min_clusters, len(roster)))
+    enough = _are_most(state, _live(state), min(state.manifest.rounds.min_clusters, len(roster)))
     due = _due(state)
     return enough or (due is not None and now >= due)
 
@@ -429,7 +429,7 @@ def _progress(state: RoundState, moment: Moment) -> tuple[RoundState, list[Effec
 def _waiting(state: RoundState, done: Iterable[str]) -> set[str]:
     """Return roster clusters that are expected: live or returning, not leaving, not done."""
     returning = state.clock.returning_until is not None
-    return set(state.head.roster if returning else _heard(state)) - set(done) - state.gathered.leaving()
+    return set(state.head.roster if returning else _live(state)) - set(done) - state.gathered.leaving()
 
 
 def _voteless(state: RoundState) -> set[str]:
@@ -556,7 +556,7 @@ def phase_of(state: RoundState) -> str:
 
 def why_open(state: RoundState) -> str:
     """Why the round is still open, in a sentence."""
-    rounds, heard, roster = state.manifest.rounds, len(_heard(state)), len(state.head.roster)
+    rounds, heard, roster = state.manifest.rounds, len(_live(state)), len(state.head.roster)
     phase = phase_of(state)
     if phase == "finished":
         return "the run is finished"
@@ -564,7 +564,7 @@ def why_open(state: RoundState) -> str:
         return _gathering_why(state)
     if phase == "starting":
         least = several(min(rounds.min_clusters, roster), "cluster")
-        return f"started again: waiting until more than half of the roster is live, at least {least}; {heard} of {roster} are"
+        return f"restarted: waiting until more than half of the roster is live, at least {least}; {heard} of {roster} are"
     if state.stands_still:
         return _below_quorum(state)
     if phase == "closing":
@@ -588,7 +588,7 @@ def _below_quorum(state: RoundState) -> str:
     away = sorted(state.head.roster.keys() - live)
     others = wanted - len(live) - len(away)
     waits = [shortly(away)] * bool(away) + [several(others, "more cluster")] * (others > 0)
-    asks = f"; {several(len(_complete(state)), 'cluster asks', 'clusters ask')} for a seat" if state.gathered.claims else ""
+    asks = f"; {several(len(_complete(state)), 'cluster requests', 'clusters request')} a seat" if state.gathered.claims else ""
     are = several(len(live), "cluster is", "clusters are")
     needs = f"the run needs {wanted} (rounds.min_clusters)"
     return f"{are} live and {needs}: no deadline passes while it waits for {' and '.join(waits)}{asks}"

@@ -16,9 +16,9 @@ __all__ = ["PATTERNS", "allowed", "annotated", "faults", "raise_all", "section_o
 
 PATTERNS = {
     r"^[0-9a-f]{64}$": "64 hexadecimal digits, 0-9 and a-f",
-    r"^[A-Za-z0-9._-]{1,64}$": "1 to 64 letters of English, digits, dots, dashes and underscores",
-    r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$": "1 to 64 letters, digits, dots, dashes and underscores, first a letter or digit",
-    r"^[a-z0-9-]{1,32}$": "1 to 32 small letters, digits and dashes",
+    r"^[A-Za-z0-9._-]{1,64}$": "1 to 64 ASCII letters, digits, dots, dashes and underscores",
+    r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$": "1 to 64 letters, digits, dots, dashes and underscores, beginning with a letter or digit",
+    r"^[a-z0-9-]{1,32}$": "1 to 32 lower-case letters, digits and dashes",
     r"^([0-9a-fA-F]{64,128}|[*])(:([0-9a-fA-F]{64,128}|[*]))*$": "registers of 64 to 128 hex digits, or *, joined by colons",
     r"^0x[0-9a-f]{40}$": "0x and 40 hexadecimal digits, 0-9 and a-f",
 }
@@ -61,7 +61,7 @@ def _wrong(value: Any, may_be: str) -> str:
         return f"is missing; allowed: {may_be}"
     shown = _shown(value)
     if isinstance(value, str) and PLACEHOLDER.fullmatch(value):
-        return f"{shown} is a preset's placeholder, which `dilocox init` fills in; allowed: {may_be}"
+        return f"{shown} is a placeholder of the preset: run `dilocox init` to fill it in; allowed: {may_be}"
     return f"{shown} is not allowed; allowed: {may_be}"
 
 

@@ -131,7 +131,7 @@ class Corpus(_Section):
         if self.end_token >= self.vocabulary_size:
             raise ValueError("the end token is outside the vocabulary")
         if self.chat is not None and any(shard.tokens % self.chat.width for shard in (*self.training, *self.held_out)):
-            raise ValueError("a shard of conversations is not made of whole rows")
+            raise ValueError("a shard of conversations does not contain whole rows")
         return self
 
     @classmethod
@@ -175,24 +175,25 @@ def check_fits(manifest: Manifest, corpus: Corpus) -> None:
     model, training = manifest.model, manifest.training
     if corpus.vocabulary_size > model.config.vocab_size:
         raise ConfigError(
-            f"the data's tokenizer has {corpus.vocabulary_size:,} tokens, and model.config.vocab_size is"
-            f" {model.config.vocab_size:,}"
+            f"the data's tokenizer has {corpus.vocabulary_size:,} tokens, but model.config.vocab_size is "
+            f"{model.config.vocab_size:,}"
         )
     if manifest.data.loss_mask != (corpus.chat is not None):
         says, wanted = ("no conversations", "false") if corpus.chat is None else ("conversations", "true")
-        raise ConfigError(f"the data are {says}: data.loss_mask has to be {wanted}")
+        raise ConfigError(f"the data are {says}: set data.loss_mask to {wanted}")
     if corpus.chat is not None and corpus.chat.sequence_length != model.sequence_length:
         raise ConfigError(
-            f"the data's conversations were laid out for sequences of {corpus.chat.sequence_length:,} tokens, and"
-            f" model.sequence_length is {model.sequence_length:,}: build them with --sequence-length {model.sequence_length}"
+            f"the conversations were built for sequences of {corpus.chat.sequence_length:,} tokens, but "
+            f"model.sequence_length is {model.sequence_length:,}: build them with --sequence-length "
+            f"{model.sequence_length}"
         )
     width = model.sequence_length + 1
     samples, held_out = (sum(samples_in(manifest, each) for each in shards) for shards in (corpus.training, corpus.held_out))
     read = not manifest.data.private or manifest.scoring.voters > 0
     if (read and samples < training.batch_size) or not held_out:
         raise ConfigError(
-            f"the data makes {samples:,} sequences of {width} tokens to train on and {held_out:,} held out; a batch has"
-            f" {training.batch_size}, and at least one is held out. Build it from more text, or with --held-out-every smaller."
+            f"the data give {samples:,} sequences of {width} tokens to train on and {held_out:,} held out, but "
+            f"need {training.batch_size} and 1. Build them from more text, or with a smaller --held-out-every."
         )
 
 
@@ -210,19 +211,21 @@ def check_private(manifest: Manifest, shared: Corpus, own: Corpus) -> None:
     """Raise ConfigError if a cluster's private corpus has another tokenizer than the run, or is too small to train on."""
     if (own.tokenizer, own.end_token) != (shared.tokenizer, shared.end_token):
         raise ConfigError(
-            f"the private data were built with tokenizer {own.tokenizer}, and the run's is {shared.tokenizer}: build them with the"
-            " tokenizer of the run"
+            f"the private data use tokenizer {own.tokenizer}, but the run uses {shared.tokenizer}: build them "
+            "with the run's tokenizer"
         )
     if (own.chat is None) != (shared.chat is None):
         says, build = ("text", "with --chat") if own.chat is None else ("conversations", "without --chat")
-        raise ConfigError(f"the private data are {says}, and the run's are not: build them {build}")
+        raise ConfigError(f"the private data are {says}, but the run's are not: build them {build}")
     if own.chat is not None and shared.chat is not None and _layout(own.chat) != _layout(shared.chat):
         raise ConfigError(
-            "the private data were built with another chat template or sequence length than the run's: build them with"
-            f" --sequence-length {shared.chat.sequence_length} and the template of the run's tokenizer"
+            "the private data use another chat template or sequence length than the run: build them with "
+            f"--sequence-length {shared.chat.sequence_length} and the template of the run's tokenizer"
         )
     if own.vocabulary_size != shared.vocabulary_size:
-        raise ConfigError(f"the private data have {own.vocabulary_size:,} tokens, the run's {shared.vocabulary_size:,}")
+        raise ConfigError(
+            f"the private data have {own.vocabulary_size:,} tokens, but the run's have {shared.vocabulary_size:,}"
+        )
     check_enough(manifest, own)
 
 
@@ -231,8 +234,8 @@ def check_enough(manifest: Manifest, own: Corpus) -> None:
     samples, width = sum(samples_in(manifest, shard) for shard in own.training), manifest.model.sequence_length + 1
     if samples < manifest.training.batch_size:
         raise ConfigError(
-            f"the private data make {samples:,} sequences of {width} tokens; a batch has {manifest.training.batch_size}. Build them"
-            " from more text"
+            f"the private data give {samples:,} sequences of {width} tokens, fewer than a batch of "
+            f"{manifest.training.batch_size}. Build them from more text"
         )
 
 

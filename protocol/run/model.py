@@ -66,7 +66,7 @@ class Rope(Section):
         allowed = needed | {"dynamic": {original}, "yarn": set(YARN)}.get(self.rope_type, set())
         if wrong := given - allowed or needed - given:
             raise ValueError(
-                f"rope_type {self.rope_type} and {', '.join(sorted(wrong))}: one is missing, or does not belong there"
+                f"rope_type {self.rope_type} and {', '.join(sorted(wrong))}: one is missing, or not allowed for this type"
             )
         for lower, higher in (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")):
             low, high = getattr(self, lower), getattr(self, higher)
@@ -113,12 +113,12 @@ class Config(Section):
     """The keys of the model's Hugging Face config.json that training depends on. Names and meanings are transformers'."""
 
     HINTS: ClassVar[Mapping[str, str]] = {
-        "rope_theta": "write it into rope_parameters",
-        "rope_scaling": "write it into rope_parameters",
-        "hidden_act": "leave it out: the layers compute silu",
-        "tie_word_embeddings": "leave it out: embeddings are not tied here",
-        "attention_dropout": "leave it out: the layers drop nothing",
-        **dict.fromkeys(WITHOUT_MEANING, "leave it out: training does not depend on it"),
+        "rope_theta": "set it in rope_parameters",
+        "rope_scaling": "set it in rope_parameters",
+        "hidden_act": "remove it: the layers compute silu",
+        "tie_word_embeddings": "remove it: embeddings are not tied here",
+        "attention_dropout": "remove it: the layers use no dropout",
+        **dict.fromkeys(WITHOUT_MEANING, "remove it: training does not depend on it"),
     }
     """Advice about keys that a config.json may have and this section does not."""
 
@@ -154,7 +154,7 @@ class Config(Section):
         filled = {"num_key_value_heads": heads or 1, "head_dim": head_dim, **document}
         if "head_dim" not in document and heads is not None and hidden is not None and hidden % heads:
             raise ValueError(
-                f"hidden_size {hidden} is no multiple of num_attention_heads {heads}: change one, or give head_dim"
+                f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}: change one, or set head_dim"
             )
         return filled
 
@@ -166,17 +166,18 @@ class Config(Section):
     def _faults(self) -> Iterator[str]:
         if self.num_attention_heads % self.num_key_value_heads:
             yield (
-                f"num_attention_heads {self.num_attention_heads} is no multiple of num_key_value_heads {self.num_key_value_heads}"
+                f"num_attention_heads {self.num_attention_heads} is not a multiple of num_key_value_heads "
+                f"{self.num_key_value_heads}"
             )
         if self.head_dim % 2:
-            yield f"head_dim {self.head_dim} is odd: rotary embeddings turn pairs"
+            yield f"head_dim {self.head_dim} is odd, but rotary embeddings need an even one"
         for key, value, families in (
             ("sliding_window", self.sliding_window, ("mistral",)),
             ("attention_bias", self.attention_bias, ("llama", "qwen3")),
             ("mlp_bias", self.mlp_bias, ("llama",)),
         ):
             if value and self.model_type not in families:
-                yield f"{key} is of {' and '.join(families)}, not of {self.model_type}"
+                yield f"{key} belongs to {' and '.join(families)}, not to {self.model_type}"
 
 
 def _count(document: Mapping[str, Any], key: str) -> int | None:
@@ -242,22 +243,22 @@ class Model(Section):
         if self.stages > layers + 2:
             yield f"{self.stages} stages, but {layers} layers, an embedding and a head make {layers + 2}"
         if self.lora is not None and self.initial is not None:
-            yield "initial and lora: the imported weights are lora.base, and adapters begin by changing nothing"
+            yield "remove initial: with lora the imported weights are lora.base, and adapters begin without a change"
         if self.seed_state is not None and self.initial is not None:
-            yield "initial and seed_state: a run begins with imported weights or with its seed, not with both"
+            yield "initial and seed_state: use only one, a run begins with imported weights or with its seed"
         if self.lora is not None and self.stages > layers:
-            yield f"{self.stages} stages, but {layers} layers: with lora each stage has adapters of one at least"
+            yield f"{self.stages} stages, but {layers} layers: with lora each stage needs at least one adapted layer"
         if self.lora is not None and self.lora.rank > min(
             config.hidden_size, config.intermediate_size, config.head_dim * config.num_key_value_heads
         ):
-            yield f"lora.rank {self.lora.rank} is above that of the matrices it is added to"
+            yield f"lora.rank {self.lora.rank} is above the rank of an adapted matrix"
         if self.sequence_length > config.max_position_embeddings:
             yield f"sequence_length {self.sequence_length} is above config.max_position_embeddings {config.max_position_embeddings}"
         if config.sliding_window is not None and config.sliding_window < self.sequence_length:
             yield (
-                f"config.sliding_window {config.sliding_window} is shorter than sequence_length {self.sequence_length}, and"
-                " attention looks at all of a sequence here: train on sequences of at most"
-                f" {config.sliding_window} tokens"
+                f"config.sliding_window {config.sliding_window} is shorter than sequence_length "
+                f"{self.sequence_length}, but attention covers the whole sequence: use sequences of at most "
+                f"{config.sliding_window} tokens"
             )
 
     @property

@@ -41,15 +41,15 @@ LARGE_ADAMW, LARGE_MUON, LARGE_OUTER = 0.1, 0.5, 2.0
 def beginning(manifest: Manifest) -> Finding:
     """Return when the run begins, and how many clusters a round needs: what every owner has to know before sharing a link."""
     least = manifest.rounds.min_clusters
-    needs = f"a round counts work where at least {several(least, 'cluster takes', 'clusters take')} part"
+    needs = f"a round counts work only if at least {several(least, 'cluster takes', 'clusters take')} part"
     return Finding(Level.FINE, "rounds.start_clusters", f"{manifest.begins}; {needs} (rounds.min_clusters)")
 
 
 def initial_state(model: Model, made: str) -> Finding:
     """Compare the initial state that a manifest names with what its model and seed make, in hexadecimal digits."""
     if made == model.seed_state:
-        return Finding(Level.FINE, "model.seed_state", "is what this model and seed make")
-    says = f"is {model.seed_state}, and this model and seed make {made}: [model] was changed after `dilocox init`"
+        return Finding(Level.FINE, "model.seed_state", "matches this model and seed")
+    says = f"is {model.seed_state}, but this model and seed give {made}: [model] changed after `dilocox init`"
     return Finding(Level.WRONG, "model.seed_state", says, f'set seed_state = "{made}"')
 
 
@@ -64,21 +64,21 @@ def _admission(manifest: Manifest) -> Iterator[Finding]:
         yield Finding(
             Level.WRONG,
             "admission.allow",
-            f"names {several(named, 'peer')}, and the first round waits for {manifest.rounds.start_clusters}",
+            f"names {several(named, 'peer')}, but the first round waits for {manifest.rounds.start_clusters}",
             "add the peer ids that `dilocox id --home FOLDER` prints on their machines, or lower rounds.start_clusters",
         )
     if admission.policy == "open" and not manifest.model.root and not named:
         yield Finding(
             Level.ODD,
             "model.seed_state",
-            "is not named in an open run: the first clusters that agree on a state begin it, whoever they are",
-            "make the run file with `dilocox init`, or name founders in admission.allow",
+            "is missing in an open run: the first clusters that agree on a state start it, also unknown peers",
+            "run `dilocox init` to make the run file, or name founders in admission.allow",
         )
     if admission.policy == "open" and manifest.rounds.min_clusters == 1:
         yield Finding(
             Level.ODD,
             "rounds.min_clusters",
-            "is 1 in an open run: a single stranger whom everybody left alone trains on by itself",
+            "is 1 in an open run: one unknown peer can continue the run alone after all others left",
             "set it to 2, or use an allow-list",
         )
 
@@ -91,8 +91,8 @@ def _training(manifest: Manifest) -> Iterator[Finding]:
         yield Finding(
             Level.ODD,
             "training.total_steps",
-            f"{training.total_steps:,}: the learning rate's cosine ends {where}, which takes about {steps:,} steps"
-            f" ({rounds.count:,} rounds of {rounds.inner_steps:,})",
+            f"{training.total_steps:,}: the learning rate's cosine ends {where}, which takes about {steps:,} "
+            f"steps ({rounds.count:,} rounds of {rounds.inner_steps:,})",
             f"total_steps = {steps}",
         )
     if training.warmup_steps >= training.total_steps:
@@ -108,7 +108,9 @@ def _training(manifest: Manifest) -> Iterator[Finding]:
         ("outer.learning_rate", outer.learning_rate, LARGE_OUTER),
     ):
         if rate > most:
-            yield Finding(Level.ODD, key, f"{rate:g} is above {most:g}: nothing we know of trains so", f"try {most / 10:g}")
+            yield Finding(
+                Level.ODD, key, f"{rate:g} is above {most:g}, the largest rate that is known to train", f"try {most / 10:g}"
+            )
 
 
 def _compression(manifest: Manifest) -> Iterator[Finding]:
@@ -123,7 +125,7 @@ def _compression(manifest: Manifest) -> Iterator[Finding]:
         yield Finding(
             Level.ODD,
             "compression.rank",
-            f"{compression.keep} is above the model's largest rank, {most}: factors are larger than what they stand for",
+            f"{compression.keep} is above the model's largest rank, {most}: the factors are larger than their matrices",
             f"rank = {max(1, most // 4)}",
         )
 
@@ -134,38 +136,38 @@ def _rounds(manifest: Manifest) -> Iterator[Finding]:
         yield Finding(
             Level.ODD,
             "rounds.vote_seconds",
-            f"{rounds.vote_seconds:g}, above deadline_seconds {rounds.deadline_seconds:g}: votes are waited for longer than work",
+            f"{rounds.vote_seconds:g}, above deadline_seconds {rounds.deadline_seconds:g}: the vote waits longer than the work",
             f"vote_seconds = {rounds.deadline_seconds / 5:g}",
         )
     if rounds.liveness_seconds >= rounds.deadline_seconds:
         yield Finding(
             Level.ODD,
             "rounds.liveness_seconds",
-            f"{rounds.liveness_seconds:g} is no less than deadline_seconds: a peer that is gone holds every round up",
+            f"{rounds.liveness_seconds:g} is not below deadline_seconds: an absent peer delays every round",
             "liveness_seconds = 15",
         )
     if rounds.overlap != "none" and rounds.max_inner_steps == rounds.inner_steps:
         yield Finding(
             Level.ODD,
             "rounds.max_inner_steps",
-            "equals inner_steps: while a commit is late nobody trains",
+            "equals inner_steps: while a commit is late, no cluster trains",
             f"max_inner_steps = {3 * rounds.inner_steps}",
         )
     if rounds.synchronous_rounds >= rounds.count and rounds.overlap != "none":
         yield Finding(
             Level.ODD,
             "rounds.synchronous_rounds",
-            f"{rounds.synchronous_rounds:,} of {rounds.count:,} rounds: nothing ever overlaps",
-            'set overlap = "none" if that is meant',
+            f"{rounds.synchronous_rounds:,} of {rounds.count:,} rounds: no round ever overlaps",
+            'set overlap = "none" if this is intended',
         )
-    if rounds.overlap != "rebase" and _said(rounds, "lead_weight"):
+    if rounds.overlap != "rebase" and _is_set(rounds, "lead_weight"):
         yield _idle("rounds.lead_weight", f"with overlap {rounds.overlap}")
     for key, every in (("rounds.snapshot_every", rounds.snapshot_every), ("rounds.evaluate_every", rounds.evaluate_every)):
         if every > rounds.count:
             yield Finding(
                 Level.ODD,
                 key,
-                f"{every:,}, and the run has {rounds.count:,} rounds: it never happens",
+                f"{every:,}, but the run has {rounds.count:,} rounds: it never happens",
                 f"at most {rounds.count}",
             )
 
@@ -177,22 +179,22 @@ def _attestation(manifest: Manifest) -> Iterator[Finding]:
             yield Finding(
                 Level.WRONG,
                 f"attestation.measurements.{kind}",
-                "is empty, and an empty list denies: nobody is admitted",
-                "name what `dilocox attest self` prints on a machine that you trust",
+                "is empty, and an empty list admits no peer",
+                "add the measurement that `dilocox attest self` prints on a trusted machine",
             )
     if "simulated" in attestation.kinds:
         yield Finding(
             Level.ODD,
             "attestation.kinds",
-            "admits simulated evidence, which proves nothing: it is for testnets",
-            "name tdx or sev-snp",
+            "admits simulated evidence, which proves nothing: use it for testnets only",
+            "use tdx or sev-snp",
         )
 
 
-def _said(section: BaseModel, key: str) -> bool:
+def _is_set(section: BaseModel, key: str) -> bool:
     """Whether it is another value than the default: a manifest that arrived has every default written out."""
     return bool(getattr(section, key) != type(section).model_fields[key].default)
 
 
 def _idle(key: str, when: str) -> Finding:
-    return Finding(Level.ODD, key, f"means nothing {when}", "leave it out")
+    return Finding(Level.ODD, key, f"has no effect {when}", "remove it")

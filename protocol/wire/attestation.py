@@ -164,7 +164,7 @@ class Evidence:
         sizes += [(len(cert), limits.EVIDENCE_CERTIFICATE_BYTES, "certificate") for cert in self.certs]
         for size, limit, what in sizes:
             if size > limit:
-                raise AttestationError(Code.OVERSIZE, f"{what} of {size} bytes; at most {limit}")
+                raise AttestationError(Code.OVERSIZE, f"{what} of {size} bytes; the limit is {limit}")
         if len(self.certs) > limits.EVIDENCE_CERTIFICATES or len(self.gpu) > limits.EVIDENCE_GPUS:
             raise AttestationError(Code.OVERSIZE, "too many certificates or GPUs")
         if len(self.kind) > limits.TEXT_CHARACTERS or any(item.gpu or item.kind != NVIDIA for item in self.gpu):
@@ -322,7 +322,7 @@ class Policy:
         self._check_gpus(claims, now)
 
     def _check_gpus(self, claims: Claims, now: int) -> None:
-        _require(bool(claims.gpus) or not self.settings.require_gpu, Code.GPU, "the run asks for GPU evidence")
+        _require(bool(claims.gpus) or not self.settings.require_gpu, Code.GPU, "the run requires GPU evidence")
         nonce = gpu_nonce(claims.report_data)
         for gpu in claims.gpus:
             _require(hmac.compare_digest(gpu.nonce, nonce), Code.NONCE, "a GPU's report answers another challenge")

@@ -72,7 +72,7 @@ def open_envelope(envelope: pb.Envelope | bytes, run_id: bytes, kinds: Iterable[
     parsed: pb.Envelope = _from_bytes(pb.Envelope, envelope) if isinstance(envelope, bytes) else envelope
     kind = parsed.kind
     if kind not in kinds or kind not in _KINDS:
-        raise RemoteError(pb.REASON_MALFORMED, f"a statement of kind {kind} does not belong here")
+        raise RemoteError(pb.REASON_MALFORMED, f"a statement of kind {kind} is not allowed here")
     row = _KINDS[kind]
     if len(parsed.body) > row.largest:
         raise RemoteError(pb.REASON_OVERSIZE, f"{len(parsed.body)} bytes; the limit for its kind is {row.largest}")
@@ -89,7 +89,9 @@ def open_envelope(envelope: pb.Envelope | bytes, run_id: bytes, kinds: Iterable[
 def author(commit: pb.Commit, signed: pb.Signed) -> bytes:
     """Return the key that signed this statement of a commit. Raises RemoteError if the commit does not contain it."""
     if signed.signer >= len(commit.signers):
-        raise RemoteError(pb.REASON_MALFORMED, f"a statement of signer {signed.signer} of {len(commit.signers)}")
+        raise RemoteError(
+            pb.REASON_MALFORMED, f"statement of signer {signed.signer}, but the commit has {len(commit.signers)} signers"
+        )
     return commit.signers[signed.signer]
 
 
@@ -182,16 +184,16 @@ def _check_cluster(body: pb.Cluster) -> None:
     _require(0 < len(body.hosts) <= limits.HOSTS, "too many hosts, or none", pb.REASON_OVERSIZE)
     for host in body.hosts:
         _check_peer(host.peer, "host")
-        _require(not host.HasField("attestation"), "a layout carries no attestations")
+        _require(not host.HasField("attestation"), "a layout contains no attestations")
         _require(0 < host.stage_count <= limits.STAGES and host.first_stage < limits.STAGES, "stage range out of bounds")
         _require(host.copy < limits.HOSTS, "copy out of bounds")
     named = {(host.peer, host.first_stage) for host in body.hosts}
-    _require(len(named) == len(body.hosts), "a host is named twice for a stage")
+    _require(len(named) == len(body.hosts), "a layout names a host twice for a stage")
 
 
 def _check_contribution(body: pb.Contribution) -> None:
     _check_round(body)
-    for value, what in ((body.leaves, "leaves"), (body.base_state, "base state")):
+    for value, what in ((body.leaves, "payload index"), (body.base_state, "base state")):
         _check_digest(value, what)
     for value, what in ((body.attestation, "attestation"), (body.audit, "audit root"), (body.shares, "shares")):
         _check_digest(value, what, optional=True)
@@ -200,9 +202,9 @@ def _check_contribution(body: pb.Contribution) -> None:
     _check_number(body.error, "relative error")
     _require(body.norm <= 255, "the norm code is not 8 bits")
     _require(0 < body.size <= limits.BLOB_BYTES, "payload bytes out of bounds", pb.REASON_OVERSIZE)
-    _require(len(body.holders) <= limits.HOLDERS, "too many holders", pb.REASON_OVERSIZE)
+    _require(len(body.holders) <= limits.HOLDERS, "too many relays", pb.REASON_OVERSIZE)
     for peer in body.holders:
-        _check_peer(peer, "holder")
+        _check_peer(peer, "relay")
 
 
 def _check_ballot(body: pb.Ballot) -> None:
@@ -226,10 +228,10 @@ def _check_receipt(body: pb.Receipt) -> None:
     _require(len(body.findings) + len(body.scored) <= limits.FINDINGS, "too many findings", pb.REASON_OVERSIZE)
     for indices in ([finding.index for finding in body.findings], list(body.scored)):
         _require(indices == sorted(set(indices)), "findings repeat or are not in order")
-    _require(len(body.score) == len(body.scored), "a score for each of the scored")
+    _require(len(body.score) == len(body.scored), "it must score each contribution that it was drawn for")
     _require(len(body.audits) <= limits.AUDITS_TOLD, "too many audits", pb.REASON_OVERSIZE)
-    _require(len(body.lacking) <= limits.SAMPLES_TOLD, "too many samples", pb.REASON_OVERSIZE)
-    _require(list(body.lacking) == sorted(set(body.lacking)), "samples repeat or are not in order")
+    _require(len(body.lacking) <= limits.SAMPLES_TOLD, "too many availability probes", pb.REASON_OVERSIZE)
+    _require(list(body.lacking) == sorted(set(body.lacking)), "availability probes repeat or are not in order")
     audited = [result.index for result in body.audits]
     _require(audited == sorted(set(audited)), "audits repeat or are not in order")
     for result in body.audits:
@@ -299,15 +301,15 @@ def _check_appointment(body: pb.Appointment) -> None:
     _check_peer(body.coordinator, "coordinator")
     _require(body.round < limits.ROUNDS, "round number out of range")
     _require(len(body.head) == (32 if body.round else 0), "head is not 32 bytes, or not empty before the genesis commit")
-    _require(len(body.state) in ((0, 32) if body.round else (0,)), "state is not 32 bytes, or said before the genesis commit")
+    _require(len(body.state) in ((0, 32) if body.round else (0,)), "state is not 32 bytes, or is set before the genesis commit")
 
 
 def _check_job(body: pb.Job) -> None:
     try:
         written = str(JoinLink.parse(body.link))
     except DilocoxError as error:
-        raise RemoteError(pb.REASON_MALFORMED, "the link is no join link") from error
-    _require(written == body.link, "the link is not as links are written")  # people see it, and paste it into shells
+        raise RemoteError(pb.REASON_MALFORMED, "the link is not a join link") from error
+    _require(written == body.link, "the link is not in its canonical form")  # people see it, and paste it into shells
 
 
 def _check_offer(body: pb.Offer) -> None:
@@ -317,7 +319,7 @@ def _check_offer(body: pb.Offer) -> None:
     _require(len(body.account) in (0, 20), "the account is not 20 bytes")
     if body.HasField("evidence"):
         _check_evidence(body.evidence)
-    _require(len(body.lines) <= limits.LINES, "too many measurements of its line", pb.REASON_OVERSIZE)
+    _require(len(body.lines) <= limits.LINES, "too many bandwidth measurements", pb.REASON_OVERSIZE)
 
 
 def _check_line(body: pb.Line) -> None:

@@ -78,7 +78,7 @@ def test_a_testnet_says_what_crossed_each_line_and_removes_them(tmp_path: Path):
     process = start(tmp_path, 3, *options, changes=changes)
     output, _ = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 0, output
-    assert "bytes of each box's WAN line per counted round" in output
+    assert "WAN bytes of each host" in output
     assert len(re.findall(r"^node-[12] +[\d,]+ +[\d,]+ +100% sent, 100% received", output, re.MULTILINE)) == 2, output
     assert made_by(process.pid) == []
 

@@ -133,10 +133,10 @@ async def archived(story: Story, memory: Memory, sealing: Sealing, keep: int | N
         memory.phase = phase
         archive = Archive(memory, sealing, story.run.run_id)
         archiver = archiving(story.run, archive, story.chains[phase], story.store, 2, keep, payloads)
-        looks = [await archiver.look() for _ in range(2)]
+        looks = [await archiver.archive_once() for _ in range(2)]
         await archiver.carrier.data([])
         archiver.has_data = True
-        looks.append(await archiver.look())
+        looks.append(await archiver.archive_once())
         if memory.changes >= memory.dies_after:
             raise Killed(pb.REASON_UNAVAILABLE, "killed")
         assert looks[-1] == ""

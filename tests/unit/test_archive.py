@@ -125,12 +125,12 @@ def test_a_blob_comes_back_as_it_was(fresh: Callable[[], Archive], tmp_path: Pat
 
 def test_what_it_does_not_hold_is_a_sentence(fresh: Callable[[], Archive], tmp_path: Path):
     archive = fresh()
-    with pytest.raises(RemoteError, match="does not hold the blob") as caught:
+    with pytest.raises(RemoteError, match=digest("none").hex()[:16]) as caught:
         archive.fetch(digest("none"), BlobStore(tmp_path / "one"), 10)
     assert caught.value.reason == pb.REASON_UNAVAILABLE
     blob = archive.write(b"more than four")
     for read in (lambda: archive.read(blob, 4), lambda: archive.fetch(blob, BlobStore(tmp_path / "one"), 4)):
-        with pytest.raises(RemoteError, match="14 bytes; at most 4") as caught:
+        with pytest.raises(RemoteError, match=r"14 bytes.* 4$") as caught:
             read()
         assert caught.value.reason == pb.REASON_OVERSIZE
 
@@ -147,13 +147,13 @@ def test_the_newest_head_counts_and_two_are_kept(fresh: Callable[[], Archive]):
 
 def test_heads_that_are_all_damaged_are_not_taken_for_none(fresh: Callable[[], Archive]):
     archive = fresh()
-    with pytest.raises(LocalError, match="holds nothing yet"):
+    with pytest.raises(LocalError, match="empty"):
         some_head(archive)
     archive.publish(head(archive))
     [name] = archive.storage.sizes("heads")
     archive.storage.delete(f"heads/{name}")
     archive.storage.put(f"heads/{name}", b"junk")
-    with pytest.raises(RemoteError, match="they are damaged"):
+    with pytest.raises(RemoteError, match=r"^digest-mismatch: .*damaged"):
         some_head(fresh())
     again = fresh()
     again.head()
@@ -165,7 +165,7 @@ def test_two_who_write_find_out(fresh: Callable[[], Archive]):
     one, other = fresh(), fresh()
     assert one.head() is other.head() is None
     one.publish(head(one))
-    with pytest.raises(RemoteError, match="somebody else writes"):
+    with pytest.raises(RemoteError, match=r"^unavailable: .*process"):
         other.publish(head(other))
     assert other.head() is not None
     other.publish(head(other, data=True))
@@ -206,7 +206,7 @@ def test_a_size_that_an_index_only_claims_costs_nothing(tmp_path: Path, monkeypa
     archive.storage.put(f"{archive.folder(blob)}/index", limits.BLOB_BYTES.to_bytes(8, "big"))
     tracemalloc.start()
     try:
-        with pytest.raises(RemoteError, match="is damaged"):
+        with pytest.raises(RemoteError, match=r"^digest-mismatch: .*damaged"):
             archive.read(blob, limits.BLOB_BYTES)
         assert tracemalloc.get_traced_memory()[1] < limits.MIB
     finally:
@@ -284,10 +284,10 @@ class Counting:
 def test_a_place_that_no_archive_made_is_left_alone(tmp_path: Path):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "one.jpg").write_bytes(b"mine")
-    with pytest.raises(ConfigError, match="files that no archive made"):
+    with pytest.raises(ConfigError, match="photos contains files"):
         create_archive(str(tmp_path / "photos"), RUN, None)
     assert [path.name for path in (tmp_path / "photos").iterdir()] == ["one.jpg"]
-    with pytest.raises(LocalError, match="there is no archive in"):
+    with pytest.raises(LocalError, match=r"no archive in .*none\."):
         open_archive(str(tmp_path / "none"), None)
 
 
@@ -297,19 +297,19 @@ def test_another_run_and_another_key_are_refused(tmp_path: Path):
     make_key(wrong)
     create_archive(str(tmp_path / "plain"), RUN, None)
     create_archive(str(tmp_path / "sealed"), RUN, key)
-    with pytest.raises(ConfigError, match="is of the run"):
+    with pytest.raises(ConfigError, match=RUN.hex()):
         create_archive(str(tmp_path / "plain"), digest("another"), None)
-    with pytest.raises(ConfigError, match="is sealed: name its key"):
+    with pytest.raises(ConfigError, match="--archive-key FILE"):
         open_archive(str(tmp_path / "sealed"), None)
-    with pytest.raises(ConfigError, match="is not sealed"):
+    with pytest.raises(ConfigError, match="remove --archive-key"):
         open_archive(str(tmp_path / "plain"), key)
     with pytest.raises(ConfigError, match=r"b.key is not the key"):
         open_archive(str(tmp_path / "sealed"), wrong)
     key.chmod(0o644)
-    with pytest.raises(ConfigError, match="can be read by others"):
+    with pytest.raises(ConfigError, match="chmod 600"):
         open_archive(str(tmp_path / "sealed"), key)
     wrong.write_text("not a key")
-    with pytest.raises(ConfigError, match="does not hold an archive key"):
+    with pytest.raises(ConfigError, match="64 hexadecimal digits"):
         open_archive(str(tmp_path / "sealed"), wrong)
     with pytest.raises(FileExistsError):
         make_key(key)
@@ -346,7 +346,7 @@ def test_an_object_in_anothers_place_does_not_open(tmp_path: Path):
 
 @pytest.mark.parametrize("url", ["ftp://host/folder", "s3://", "file://host/folder", "s3://bucket?x=1", "s3://key@bucket/x"])
 def test_an_address_that_is_none_is_a_sentence(url: str):
-    with pytest.raises(ConfigError, match="is no archive: use a folder"):
+    with pytest.raises(ConfigError, match="use a folder"):
         open_storage(url)
 
 
@@ -374,7 +374,7 @@ def test_a_file_is_no_archive_and_nothing_lies_in_it(tmp_path: Path):
     for path in (tmp_path / "file", tmp_path / "file" / "deeper"):
         with pytest.raises(ConfigError, match="is a file"):
             open_storage(str(path))
-    with pytest.raises(ConfigError, match="there is no archive"):
+    with pytest.raises(ConfigError, match="no archive"):
         open_archive(str(tmp_path / "new"), None)
 
 
@@ -396,20 +396,20 @@ def test_a_storage_that_does_not_answer_is_a_sentence(tmp_path: Path):
     with s3_double() as server:
         archive = create_archive("s3://bucket/x", RUN, None)
         server.objects.clear()
-        with pytest.raises(LocalError, match="there is no archive in s3://bucket/x"):
+        with pytest.raises(LocalError, match="no archive in s3://bucket/x"):
             open_archive("s3://bucket/x", None)
         nobodys = BucketStorage("nobodys", "")
         for put in (nobodys.put, nobodys.put_new):
-            with pytest.raises(RemoteError, match="archive s3://nobodys cannot be used: there is no such bucket"):
+            with pytest.raises(RemoteError, match="s3://nobodys: no such bucket"):
                 put("x", b"")
         assert archive.head() is None
         server.down = True
-        with pytest.raises(RemoteError, match="archive s3://bucket/x cannot be used"):
+        with pytest.raises(RemoteError, match="archive s3://bucket/x: "):
             archive.head()
     gone = create_archive(str(tmp_path / "folder"), RUN, None)
     shutil.rmtree(tmp_path / "folder")
     (tmp_path / "folder").write_bytes(b"a file")
-    with pytest.raises(RemoteError, match="cannot be used"):
+    with pytest.raises(RemoteError, match="cannot use"):
         gone.write(b"x")
 
 
@@ -435,7 +435,7 @@ def test_a_head_with_a_gap_is_refused():
     )
     whole = ArchiveHead(sequence=0, run="0" * 64, manifest="0" * 64, segments=segments[:1])
     assert ArchiveHead.parse(whole.model_dump_json().encode()) == whole
-    with pytest.raises(RemoteError, match="gap"):
+    with pytest.raises(RemoteError, match=r"^malformed: .*gap"):
         ArchiveHead.parse(whole.model_copy(update={"segments": segments}).model_dump_json().encode())
 
 
@@ -467,7 +467,7 @@ def test_a_bucket_that_overwrites_what_it_is_told_not_to_is_refused():
     """Check a server as `rclone serve s3`, which overwrites and reports success."""
     with s3_double() as server:
         server.overwrites = True
-        with pytest.raises(ConfigError, match="overwrites what it is told not to"):
+        with pytest.raises(ConfigError, match="If-None-Match"):
             create_archive("s3://bucket/run", RUN, None)
         server.overwrites = False
         create_archive("s3://bucket/run", RUN, None)
@@ -484,5 +484,5 @@ def test_a_conflict_of_two_who_write_is_tried_again(monkeypatch: pytest.MonkeyPa
         server.conflicts = 1
         assert not bucket.put_new("one", b"theirs"), "there is one"
         server.conflicts = 1 << 30
-        with pytest.raises(RemoteError, match="other is written by somebody else all the time"):
+        with pytest.raises(RemoteError, match=r"^unavailable: .*write"):
             bucket.put_new("other", b"ours")

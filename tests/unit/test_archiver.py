@@ -46,7 +46,7 @@ async def kept(folder: Path, rounds: int = 5, key: Path | None = None, **options
         archive = create_archive(str(place), table.run.run_id, key)
         archiver = archiving(table.run, archive, chain, store, every=1, **options)
         for _ in range(2):
-            assert await archiver.look() == ""
+            assert await archiver.archive_once() == ""
             await archiver.carrier.data([])
             archiver.has_data = True
         assert rounds + more - 1 in archiver.status()["snapshots"]
@@ -127,16 +127,14 @@ async def test_what_cannot_begin_again_is_a_sentence(tmp_path: Path):
     assert "no owner key" in appointing(tmp_path, "--archive", str(place))
     (tmp_path / "run.key").write_bytes(format_identity(identity(7).seed))
     (tmp_path / "run.key").chmod(0o600)
-    assert "not the key of the owner" in appointing(tmp_path, "--archive", str(place))
+    assert "run.key is not the key" in appointing(tmp_path, "--archive", str(place))
     (tmp_path / "run.key").write_bytes(format_identity(OWNER.seed))
-    assert "no state before round 3" in appointing(tmp_path, "--archive", str(place), "--round", "3")
-    assert "either in a daemon's folder or in the archive" in appointing(
-        tmp_path, "--archive", str(place), "--home", str(tmp_path)
-    )
+    assert "no complete state before round 3" in appointing(tmp_path, "--archive", str(place), "--round", "3")
+    assert "only one of --home and --archive" in appointing(tmp_path, "--archive", str(place), "--home", str(tmp_path))
     archive = open_archive(str(place), None)
     for stage in table.store.stage_digests(table.commits[5].body.state):
         archive.drop(stage)
-    assert "is whole in the archive" in appointing(tmp_path, "--archive", str(place))
+    assert "no complete" in appointing(tmp_path, "--archive", str(place))
     assert not (tmp_path / "run.chain").exists()
 
 
@@ -172,7 +170,7 @@ async def test_a_dead_run_is_read_from_its_archive(tmp_path: Path, monkeypatch: 
         assert await reader.state() == 5
         assert await reader.replayable(4) == 4
         await reader.tokenizer()
-        with pytest.raises(LocalError, match="nobody who can be reached serves the state before round 2"):
+        with pytest.raises(LocalError, match="the state before round 2"):
             await reader.state(2)
     home.close()
 
@@ -186,7 +184,7 @@ async def test_a_chain_that_was_read_before_says_nothing_of_the_archive(tmp_path
     segment = json.loads(newest.read_text())["segments"][0]
     shutil.rmtree(place / "blobs" / segment["blob"])
     async with open_archived(ArchivePlace(str(place), None), home, lambda text: None) as reader:
-        with pytest.raises(LocalError, match="does not hold the blob"):
+        with pytest.raises(LocalError, match="does not contain the blob"):
             await reader.check_archived()
     home.close()
 
@@ -196,10 +194,10 @@ async def test_an_archive_that_is_not_there_yet_is_asked_again_later(tmp_path: P
     moved = place.rename(tmp_path / "elsewhere")
     source, store = ArchiveSource(ArchivePlace(str(place), None), table.run.run_id), BlobStore(tmp_path / "node")
     root = table.commits[5].body.state
-    with pytest.raises(RemoteError, match="there is no archive in"):
+    with pytest.raises(RemoteError, match=f"no archive in .*{place.name}"):
         await source.fetch(root, store, limits.LEAVES_BYTES)
     moved.rename(place)
-    with pytest.raises(RemoteError, match="there is no archive in"):
+    with pytest.raises(RemoteError, match=f"no archive in .*{place.name}"):
         await source.fetch(root, store, limits.LEAVES_BYTES)
     assert await source.states() == {}
     monkeypatch.setattr("dilocox.transport.archive.source.AGAIN_SECONDS", 0.0)
@@ -211,9 +209,9 @@ async def test_an_archive_that_is_not_there_yet_is_asked_again_later(tmp_path: P
 async def test_what_it_lacks_is_not_asked_for_many_times_a_second(tmp_path: Path):
     table, place = await kept(tmp_path)
     source, store = ArchiveSource(ArchivePlace(str(place), None), table.run.run_id), BlobStore(tmp_path / "node")
-    with pytest.raises(RemoteError, match="does not hold"):
+    with pytest.raises(RemoteError, match=r"^unavailable: .*contain"):
         await source.fetch(digest("x"), store, 10)
-    with pytest.raises(RemoteError, match="a moment ago"):
+    with pytest.raises(RemoteError, match=r"^unavailable: .*request"):
         await source.fetch(digest("x"), store, 10)
 
 
@@ -228,7 +226,7 @@ async def test_a_damaged_archive_is_nobody_elses_fault(tmp_path: Path):
         await source.fetch(root, store, limits.LEAVES_BYTES)
     assert caught.value.reason == pb.REASON_DIGEST_MISMATCH
     downloader = Downloader(identity(10).peer, store, Nobody(), ChannelPool(), archive=source)
-    with pytest.raises(RemoteError, match=r"nobody is known to hold it; .* is damaged") as caught:
+    with pytest.raises(RemoteError, match=r"; .* is damaged") as caught:
         await downloader.fetch(root, [identity(1).peer])
     assert caught.value.reason == pb.REASON_UNAVAILABLE
 
@@ -248,7 +246,7 @@ async def test_what_was_begun_and_nobody_serves_any_more_goes(tmp_path: Path):
     store.remove(last)
     chain = table.file(tmp_path / "one.db")
     archiver = archiving(table.run, archive, chain, store)
-    assert "the state before round 4 is not archived yet" in await archiver.look()
+    assert "the state before round 4 is not archived yet" in await archiver.archive_once()
     head = check_whole(archive, table.run, table.commits)
     assert head is not None
     assert head.coming is not None
@@ -260,7 +258,7 @@ async def test_what_was_begun_and_nobody_serves_any_more_goes(tmp_path: Path):
         store.remove(stage)
     chain = table.file(tmp_path / "two.db")
     again = archiving(table.run, create_archive(str(tmp_path / "archive"), table.run.run_id, None), chain, store)
-    assert "the state before round 8 is not archived yet" in await again.look()
+    assert "the state before round 8 is not archived yet" in await again.archive_once()
     fresh = open_archive(str(tmp_path / "archive"), None)
     head = check_whole(fresh, table.run, table.commits)
     assert head is not None
@@ -282,18 +280,18 @@ async def test_two_who_write_in_turns_both_say_so(tmp_path: Path):
         chain = table.file(tmp_path / f"{number}.db")
         two.append((archiving(table.run, archive, chain, store, every=1), chain))
     for archiver, _ in two:
-        assert "somebody else" not in await archiver.look(), "the second finds what may be its own of before"
+        assert "another process" not in await archiver.archive_once(), "the second finds what may be its own of before"
     for first, second in (two, two[::-1], two):
         table.train(1)
         for _, chain in two:
             for commit in table.commits[chain.length :]:
                 chain.append(commit.envelope)
-        await first[0].look()
-        assert "somebody else writes to this archive too" in await second[0].look()
-        assert "somebody else" in await second[0].look(), "it stays so while the other only reads"
+        await first[0].archive_once()
+        assert "another process" in await second[0].archive_once()
+        assert "another process" in await second[0].archive_once(), "it stays so while the other only reads"
     for _ in range(ALONE_LOOKS):
-        said = await two[1][0].look()
-    assert "somebody else" not in said, "the other is gone"
+        said = await two[1][0].archive_once()
+    assert "another process" not in said, "the other is gone"
     for _, chain in two:
         chain.close()
 
@@ -320,7 +318,7 @@ async def test_what_a_run_ends_with_is_kept_whatever_round_it_is(tmp_path: Path)
             table.train(more)
         chain = table.file(tmp_path / f"{more}.db")
         archiver = archiving(table.run, archive, chain, store, every=100)
-        assert await archiver.look() == ""
+        assert await archiver.archive_once() == ""
         assert archiver.status()["snapshots"] == snapshots
         assert chain.head.finished == (more is None)
         chain.close()
@@ -333,7 +331,7 @@ async def test_what_peers_do_not_serve_is_named(tmp_path: Path):
     store.remove(store.stage_digests(table.commits[4].body.state)[1])
     chain = table.file(tmp_path / "kept.db")
     archiver = archiving(table.run, create_archive(str(tmp_path / "archive"), table.run.run_id, None), chain, store)
-    assert await archiver.look() == "", "an older state is to be had"
+    assert await archiver.archive_once() == "", "an older state is to be had"
     assert archiver.status()["snapshots"] == [3]
     chain.close()
 

@@ -118,10 +118,10 @@ def test_what_is_wanted():
 async def test_who_pauses_finishes_ends_its_workers_and_comes_back(tmp_path: Path, tasks: Tasks):
     node = Node()
     attendance = attending(node, tasks, tmp_path)
-    await attendance.look()
+    await attendance.update()
     tasks.start(attendance.work(), "work")
     await until(lambda: node.workers.running)
-    assert await attendance.pause(False) == "it pauses when round 1 has its work and its vote"
+    assert await attendance.pause(False) == "it pauses when round 1 has its contribution and its vote"
     assert node.status.name == "finishing"
     assert "pauses until `dilocox resume`" in node.status.why
     assert node.workers.running
@@ -130,7 +130,7 @@ async def test_who_pauses_finishes_ends_its_workers_and_comes_back(tmp_path: Pat
     assert node.status == Status("paused", "until `dilocox resume`")
     assert not node.progress.tokens_per_second
     assert (tmp_path / PAUSED).exists()
-    assert "takes part again" in await attendance.resume()
+    assert "resumed" in await attendance.resume()
     await until(lambda: node.workers.running)
     assert node.workers.generations == 2
     assert not (tmp_path / PAUSED).exists()
@@ -140,7 +140,7 @@ async def test_a_pause_lasts_over_a_restart(tmp_path: Path, tasks: Tasks):
     await attending(Node(), tasks, tmp_path).pause(True)
     node = Node()
     node.state = member.start(node.table.run, identity(7).peer, node.table.head)
-    await attending(node, tasks, tmp_path).look()
+    await attending(node, tasks, tmp_path).update()
     assert node.status.name == "paused"
     assert member.parted(node.state), "it never had a seat, and says nothing"
 
@@ -148,7 +148,7 @@ async def test_a_pause_lasts_over_a_restart(tmp_path: Path, tasks: Tasks):
 async def test_now_gives_up_the_round(tmp_path: Path, tasks: Tasks):
     node = Node(needed=3)
     attendance = attending(node, tasks, tmp_path)
-    still = "the run needs 3 clusters, and waits until so many are live"
+    still = "the run needs 3 clusters, and waits until that many are live"
     assert await attendance.pause(True) == f"it pauses now, and gives up round 1; {still}"
     assert node.state.leaving
 
@@ -156,16 +156,16 @@ async def test_now_gives_up_the_round(tmp_path: Path, tasks: Tasks):
 async def test_hours_begin_and_end(tmp_path: Path, tasks: Tasks):
     node, now = Node(), [MIDNIGHT]
     attendance = attending(node, tasks, tmp_path, NIGHT, clock=lambda: now[0])
-    await attendance.look()
+    await attendance.update()
     assert node.status.name == "training"
     now[0] = NOON
-    await attendance.look()
-    await attendance.look()
+    await attendance.update()
+    await attendance.update()
     assert node.status.name == "finishing"
     now[0] = MIDNIGHT  # the clock was set back in between
-    await attendance.look()
+    await attendance.update()
     assert node.status.name == "training"
-    assert "no part until 22:00" in await at_noon(attendance, now)
+    assert "until 22:00" in await at_noon(attendance, now)
 
 
 async def at_noon(attendance: ParticipationSchedule, now: list[float]) -> str:
@@ -178,7 +178,7 @@ async def test_leaving_ends_the_daemon_when_all_is_said(tmp_path: Path, tasks: T
     attendance = attending(node, tasks, tmp_path)
     ended = asyncio.create_task(tasks.wait())
     assert "leaves when round 1" in await attendance.leave(False)
-    assert "takes part again" in await attendance.resume(), "that is taken back, as long as it lasts"
+    assert "resumed" in await attendance.resume(), "that is taken back, as long as it lasts"
     assert node.status.name == "training"
     await attendance.leave(False)
     await asyncio.sleep(0)
@@ -211,7 +211,7 @@ async def test_who_leaves_serves_its_work_until_the_round_closes(tmp_path: Path,
 async def test_a_box_is_paused_by_its_lead(tmp_path: Path, tasks: Tasks):
     node = Node(number=5, lead=identity(0).peer)
     attendance = attending(node, tasks, tmp_path)
-    with pytest.raises(LocalError, match="its lead pauses"):
+    with pytest.raises(LocalError, match="its lead host pauses"):
         await attendance.pause(False)
     await attendance.leave(False)
     await asyncio.wait_for(tasks.wait(), PATIENCE_SECONDS)

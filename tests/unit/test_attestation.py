@@ -255,7 +255,7 @@ def test_attest_verify_reads_any_encoding_and_says_why_not(tmp_path: Path):
 def test_attest_verify_reads_no_file_that_is_too_long(tmp_path: Path):
     (tmp_path / "blob").write_bytes(bytes(NAMED_BYTES + 1))
     for named in ({"blob": tmp_path / "blob"}, {"blob": Path("/dev/null"), "certs": [tmp_path / "blob"]}):
-        with pytest.raises(ConfigError, match="is longer than the 1 MiB"):
+        with pytest.raises(ConfigError, match="1 MiB"):
             attest.verify(kind="simulated", **named)
 
 

@@ -423,7 +423,7 @@ async def test_a_box_that_says_nothing_is_gone(two: list[Peer], monkeypatch: pyt
     follower = lead.lead.followers[identity(1).peer]
     await until(follower.gone.is_set)
     assert not lead.lead.followers
-    with pytest.raises(RemoteError, match="is away"):
+    with pytest.raises(RemoteError, match=r"^unavailable: .*away"):
         await follower.ask(take=1)
     call.cancel()
 
@@ -615,7 +615,7 @@ async def test_a_box_that_does_not_reach_the_coordinator_says_so(cluster: Cluste
     remote = cluster.lead.lead.followers[identity(1).peer]
     answer = await remote.ask(take=99)
     assert answer.reason == pb.REASON_UNAVAILABLE
-    assert "does it reach the coordinator?" in answer.detail
+    assert "no commit" in answer.detail
 
 
 async def test_every_box_has_what_a_commit_counts_before_it_is_applied(cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
@@ -696,7 +696,7 @@ async def test_a_box_s_workers_reach_the_first_one_through_the_daemons(cluster: 
     cluster.team.end_generation()
     await generation
     stub: Any = rpc.LeadStub(cluster.peer.channels.channel(cluster.lead.record))
-    assert "no generation of ours" in await refusal(stub.Meet, boxes.Bytes())
+    assert "no such worker group" in await refusal(stub.Meet, boxes.Bytes())
     writer.close()
     await writer.wait_closed()
     await ended.wait()
@@ -714,13 +714,13 @@ async def refusal(method: Any, message: Any) -> str:
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"proof": proof(bytes(32), RUN.run_id, identity(0).peer, identity(1).peer)}, "not of this cluster"),
-    ({"proof": proof(SECRET, RUN.run_id, identity(0).peer, identity(2).peer)}, "not of this cluster"),
-    ({"proof": b""}, "not of this cluster"),
-    ({"cuda": True}, "alike"),
+    ({"proof": proof(bytes(32), RUN.run_id, identity(0).peer, identity(1).peer)}, "of another cluster"),
+    ({"proof": proof(SECRET, RUN.run_id, identity(0).peer, identity(2).peer)}, "of another cluster"),
+    ({"proof": b""}, "of another cluster"),
+    ({"cuda": True}, "GPUs"),
     ({"devices": 0}, "not 0"),
     ({"devices": 1 << 20}, "1 to 1024 devices"),
-    ({"corpus": b"another"}, "the lead has none of its own"),
+    ({"corpus": b"another"}, "the lead host has none"),
 ]
 
 
@@ -730,12 +730,12 @@ async def test_who_is_not_of_the_cluster_is_refused(two: list[Peer], changes: di
     stub: Any = rpc.LeadStub(stranger.channels.channel(lead.record))
     shown = proof(SECRET, RUN.run_id, identity(0).peer, identity(1).peer)
     hello = boxes.BoxHello(**{"proof": shown, "devices": 2, **changes})
-    assert "leads no cluster" in await refusal(stub.Follow, boxes.BoxEvent(hello=hello))
+    assert "not the lead host" in await refusal(stub.Follow, boxes.BoxEvent(hello=hello))
     lead.lead.admit(BoxAdmission(RUN.run_id, identity(0).peer, SECRET, cuda=False, most=1))
     assert why in await refusal(stub.Follow, boxes.BoxEvent(hello=hello))
     assert not lead.lead.followers
     lead.lead.meet_at(1)
-    assert "no generation of ours" in await refusal(stub.Meet, boxes.Bytes())
+    assert "no such worker group" in await refusal(stub.Meet, boxes.Bytes())
 
 
 def test_the_boxes_of_a_cluster_train_on_the_same_private_data():
@@ -744,7 +744,7 @@ def test_the_boxes_of_a_cluster_train_on_the_same_private_data():
     assert not admission.refusal("box", boxes.BoxHello(**hello, corpus=digest("ours", 1)))
     for other in (b"", digest("ours", 2)):
         why = admission.refusal("box", boxes.BoxHello(**hello, corpus=other))
-        assert f"the lead has {digest('ours', 1).hex()[:12]}: copy its folder here" in why
+        assert digest("ours", 1).hex()[:12] in why
 
 
 async def test_a_cluster_has_as_many_boxes_as_its_lead_said(cluster: Cluster):
@@ -752,7 +752,7 @@ async def test_a_cluster_has_as_many_boxes_as_its_lead_said(cluster: Cluster):
     cluster.lead.lead.followers["another"] = RemoteBox("another", boxes.BoxHello(devices=1), lambda said: None)
     stub: Any = rpc.LeadStub(cluster.peer.channels.channel(cluster.lead.record))
     hello = boxes.BoxHello(proof=proof(SECRET, RUN.run_id, identity(0).peer, identity(1).peer), devices=1)
-    assert "has its 2 boxes: start the lead" in await refusal(stub.Follow, boxes.BoxEvent(hello=hello))
+    assert "--cluster-boxes" in await refusal(stub.Follow, boxes.BoxEvent(hello=hello))
 
 
 def test_a_cluster_link_is_read_as_it_was_written(tmp_path: Path):
@@ -764,7 +764,7 @@ def test_a_cluster_link_is_read_as_it_was_written(tmp_path: Path):
     for text in ("", str(join), str(link).replace(SECRET.hex(), "xy"), str(ClusterLink(SECRET[:4], lead, join))):
         with pytest.raises(ConfigError, match="cluster link"):
             ClusterLink.parse(text)
-    with pytest.raises(ConfigError, match="do not fit"):
+    with pytest.raises(ConfigError, match="do not match"):
         ClusterLink.parse(str(ClusterLink(SECRET, other, join)))
     secret = load_or_create_secret(tmp_path / "cluster.secret")
     assert load_or_create_secret(tmp_path / "cluster.secret") == secret != load_or_create_secret(tmp_path / "other")

@@ -174,7 +174,7 @@ async def test_who_waits_is_bounded_by_caller_and_in_all_and_not_for_ever(monkey
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
         monkeypatch.setattr(blob_server, "WAIT_SECONDS", 0.01)
-        with pytest.raises(RemoteError, match="did not come"):
+        with pytest.raises(RemoteError, match=r"^rate: "):
             await held.enter_async_context(turns.turn("c"))
     async with turns.turn("c"):
         pass
@@ -260,7 +260,7 @@ async def test_a_trickle_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyP
     blob = source.put([os.urandom(10_000)])
     async with Served(tmp_path / "peer", Trickle(source)) as record, asyncio.timeout(PATIENCE_SECONDS):  # type: ignore[abstract]
         pool = ChannelPool()
-        with pytest.raises(RemoteError, match="stopped sending"):
+        with pytest.raises(RemoteError, match=r"^unavailable: .*stopped"):
             await fetch_blob(pool.channel(record), BlobStore(tmp_path / "target"), blob)
         await pool.close()
 
@@ -286,7 +286,7 @@ async def test_who_never_answers_a_resumed_fetch_is_given_up(tmp_path: Path, mon
     async with Served(tmp_path / "peer", Halting(source)) as record, asyncio.timeout(PATIENCE_SECONDS):  # type: ignore[abstract]
         pool = ChannelPool()
         for _ in range(2):  # the second one resumes
-            with pytest.raises(RemoteError, match="stopped sending"):
+            with pytest.raises(RemoteError, match=r"^unavailable: .*stopped"):
                 await fetch_blob(pool.channel(record), target, blob)
         await pool.close()
 

@@ -189,7 +189,7 @@ def test_a_right_run_file_passes_and_says_what_is_next(right: Path):
     assert f"dilocox coordinator {right}\n" in advised, "it has a folder and a port of its own"
     told = CliRunner().invoke(app, ["check", str(right)], env=home)
     assert told.exit_code == 0, told.output
-    assert f"nothing is wrong; serve it with: dilocox coordinator {right}" in told.output.replace("\n", "")
+    assert f"no errors; serve it with: dilocox coordinator {right}" in told.output.replace("\n", "")
 
 
 def test_a_link_is_advised_as_a_shell_takes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -203,7 +203,7 @@ def test_a_link_is_advised_as_a_shell_takes_it(tmp_path: Path, monkeypatch: pyte
     told = CliRunner().invoke(app, ["check", link, *said, "--json"]).output
     assert "join with" not in told
     told = CliRunner().invoke(app, ["check", link, *said]).output
-    assert f"nothing is wrong; join with: dilocox node --join '{link}' {' '.join(said)}\n" in told
+    assert f"no errors; join with: dilocox node --join '{link}' {' '.join(said)}\n" in told
     told = CliRunner().invoke(app, ["check", link, "--home", str(tmp_path), "--cluster-interface", "lo"]).output
     assert "--cluster-interface lo --cluster-boxes N\n" in told
     told = CliRunner().invoke(app, ["check", link, "--as", "archive"], env={"DILOCOX_CHECK__HOST": "h.example"}).output
@@ -216,7 +216,7 @@ def test_data_of_ones_own_are_looked_at_with_a_run_file_too(right: Path, tmp_pat
     assert [finding["about"] for finding in found if finding["level"] == "wrong"] == ["--private"]
 
 
-@pytest.mark.parametrize(("content", "says"), [(None, "no run file"), (b"\xff\xfe", "cannot be read")])
+@pytest.mark.parametrize(("content", "says"), [(None, "no run file"), (b"\xff\xfe", "UTF-8")])
 def test_what_is_no_run_file_is_said_so(tmp_path: Path, content: bytes | None, says: str):
     if content is not None:
         (tmp_path / "run.toml").write_bytes(content)
@@ -280,7 +280,7 @@ def test_a_run_that_can_never_begin_is_wrong():
 def test_it_says_what_the_data_take_of_a_disk(right: Path):
     _, found = checked(right, right.parent / "home")
     [data] = [each for each in found if each["about"].startswith("data ")]
-    [said] = re.findall(r"lie in .*: ([0-9.,]+) MB, which a node without a copy fetches", data["says"])
+    [said] = re.findall(r"are in .*: ([0-9.,]+) MB", data["says"])
     folder = right.parent / "home/data/stdlib"
     assert float(said.replace(",", "")) == pytest.approx(sum(path.stat().st_size for path in folder.rglob("*")) / 1e6, rel=0.02)
 
@@ -338,7 +338,7 @@ def test_a_folder_that_cannot_be_written_is_said_so(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(os, "access", access)
     (found,) = [each for each in checks.of_room(manifest(**SENSIBLE), tmp_path / "none" / "home", None) if each.about == "disk"]
-    assert (found.level, found.says) == (Level.WRONG, f"nothing can be written at {tmp_path}")
+    assert (found.level, str(tmp_path) in found.says) == (Level.WRONG, True)
     assert asked == [(tmp_path, os.W_OK | os.X_OK)]
 
 
@@ -384,10 +384,10 @@ def test_who_keeps_is_named_by_the_run(tmp_path: Path):
         assert part(naming, mine[role])[0] is Level.FINE
     level, says = part(open_to_all, mine[Role.RELAY])
     assert (level, says) == (Level.WRONG, checks.no_part(open_to_all, me, Role.RELAY))
-    assert f"names no relay {me}" in says
+    assert me in says
     assert part(open_to_all, mine[Role.ARCHIVE]) == (
         Level.FINE,
-        "may read the run; it does not name this peer in run.relays, so nobody pushes to it",
+        "may read the run; it is not in run.relays, so no node stores payloads at it",
     )
     assert part(listing, mine[Role.ARCHIVE])[0] is Level.WRONG
     assert part(listing, mine[Role.NODE]) == (Level.WRONG, f"{me} is not on the run's allow-list")
@@ -409,7 +409,7 @@ def test_a_run_file_is_checked_as_a_holder_too(right: Path, tmp_path: Path):
     assert [finding["about"] for finding in found if finding["level"] == "odd"] == ["admission"]
     assert not {finding["about"] for finding in found} & {"devices", "memory", str(right.with_suffix(".key"))}
     told = CliRunner().invoke(app, ["check", str(right), "--as", "relay", "--home", str(tmp_path / "new")])
-    assert f"once it is served: dilocox relay --join LINK --home {tmp_path / 'new'}\n" in told.output
+    assert f"once a coordinator serves it: dilocox relay --join LINK --home {tmp_path / 'new'}\n" in told.output
     told = CliRunner().invoke(app, ["check", str(right), "--as", "relay", "--devices", "2"])
     assert "--devices, --cluster-interface and --private are for a node" in str(told.exception)
 
@@ -453,15 +453,15 @@ def test_a_corpus_that_was_promised_a_bound_is_said_before_a_node_refuses_it(tmp
         return [finding.says for finding in checks.of_own_data(run, at) if finding.level is Level.WRONG]
 
     (why,) = found(False)
-    assert "was promised a bound" in why
+    assert "has a privacy bound" in why
     assert found(True) == []
 
 
 def test_a_budget_said_to_check_is_refused_where_a_node_refuses_it(right: Path, tmp_path: Path):
     for options, why in (
-        (["--private-delta", "1e-5"], "--private-delta goes with --private-epsilon"),
-        (["--private-epsilon", "8"], "name it with --private DIR"),
-        (["--private-epsilon", "8", "--private", str(tmp_path), "--devices", "2"], "say --devices 1"),
+        (["--private-delta", "1e-5"], "use --private-delta only with --private-epsilon"),
+        (["--private-epsilon", "8"], "pass the corpus with --private DIR"),
+        (["--private-epsilon", "8", "--private", str(tmp_path), "--devices", "2"], "pass --devices 1"),
     ):
         told = CliRunner().invoke(app, ["check", str(right), *options])
         assert why in str(told.exception)

@@ -19,6 +19,7 @@ from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.run.manifest import Manifest
 from dilocox.protocol.wire.messages import Statement, seal
 from tests.helpers import COORDINATOR, SETTLEMENT, Table, digest, identity, manifest
+from tests.sentences import Message
 
 AT = Closing(1_700_001_000_000, open_ms=40, collect_ms=30, vote_ms=20)
 AHEAD = 4 * 12 * 4
@@ -615,20 +616,28 @@ def changed(commit: pb.Commit, change: Callable[[pb.Commit], object]) -> pb.Comm
 @pytest.mark.parametrize(
     ("change", "reason", "detail"),
     [
-        (lambda b: setattr(b, "round", 7), pb.REASON_WRONG_HEAD, "commit 7 does not follow commit 1"),
-        (lambda b: setattr(b, "previous", digest("x")), pb.REASON_WRONG_HEAD, "commit 2 does not follow commit 1"),
-        (lambda b: setattr(b, "closed_at_ms", 5), pb.REASON_MALFORMED, "commit 2 was closed before the commit before it"),
+        (lambda b: setattr(b, "round", 7), pb.REASON_WRONG_HEAD, Message("protocol/consensus/chain.py", 7, 1)),
+        (lambda b: setattr(b, "previous", digest("x")), pb.REASON_WRONG_HEAD, Message("protocol/consensus/chain.py", 2, 1)),
+        (
+            lambda b: setattr(b, "closed_at_ms", 5),
+            pb.REASON_MALFORMED,
+            Message("protocol/consensus/chain.py", 2, "closed before"),
+        ),
         (
             lambda b: b.MergeFrom(pb.Commit(trained=7, norm=1)),
             pb.REASON_MALFORMED,
-            "commit 2 does not follow from its statements: norm, trained",
+            Message("protocol/consensus/chain.py", 2, ": norm, trained"),
         ),
         (
             lambda b: b.receipts.append(b.receipts[0]),
             pb.REASON_MALFORMED,
-            "commit 2 holds a receipt that it may not: already received",
+            Message("protocol/consensus/chain.py", 2, "receipt", "already"),
         ),
-        (lambda b: setattr(b.reports[0], "signer", 9), pb.REASON_MALFORMED, "a statement of signer 9 of 3"),
+        (
+            lambda b: setattr(b.reports[0], "signer", 9),
+            pb.REASON_MALFORMED,
+            Message("protocol/wire/messages.py", 9, 3),
+        ),
     ],
 )
 def test_a_commit_that_does_not_follow_is_named(change: Callable[[pb.Commit], object], reason: pb.Reason, detail: str):
@@ -644,7 +653,7 @@ def test_nothing_follows_the_last_commit():
     for number in range(3):
         table.submit(table.report(number))
     after = pb.Commit(round=table.head.round, previous=table.head.digest, closed_at_ms=table.head.closed_at_ms)
-    assert refusal(table.run, table.head, after) == (pb.REASON_WRONG_HEAD, "commit 3 does not follow commit 2")
+    assert refusal(table.run, table.head, after) == (pb.REASON_WRONG_HEAD, Message("protocol/consensus/chain.py", 3, 2))
 
 
 def test_a_commit_of_somebody_else_is_named():
@@ -653,7 +662,7 @@ def test_a_commit_of_somebody_else_is_named():
     forged = seal(identity(1), pb.KIND_COMMIT, table.run.run_id, table.commits[1].body)
     with pytest.raises(RemoteError) as caught:
         chain.extend(table.run, head, forged.envelope)
-    why = f"commit 1 is signed by {peer(1)}, not by the coordinator"
+    why = Message("protocol/consensus/chain.py", 1, peer(1))
     assert (caught.value.reason, caught.value.detail) == (pb.REASON_BAD_SIGNATURE, why)
 
 
@@ -661,7 +670,7 @@ def test_a_statement_that_may_not_stand_in_a_commit_is_named():
     table = table_of(trained=1)
     stale = table.report(0, round=1)
     commit = compose(table, reports={(peer(0), False): (stale,)})
-    detail = "commit 2 holds a state_report that it may not: the state report is for round 1 of its head; round 2 is open"
+    detail = Message("protocol/consensus/chain.py", 2, "state_report", 1, 2)
     assert refusal(table.run, table.head, commit) == (pb.REASON_STALE_ROUND, detail)
 
 

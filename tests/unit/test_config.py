@@ -113,7 +113,7 @@ def test_a_secret_is_not_shown(tmp_path: Path):
     ("text", "says"),
     [
         ('huors = "22-06"', "did you mean hours"),
-        ("nonsense", "cannot be read"),
+        ("nonsense", "cannot read"),
         ("port = 99999", "port"),
         ('threads = "many"', "threads"),
         ('hours = "22-99"', "wrong.toml: hours: "),

@@ -435,10 +435,10 @@ async def test_push_of_a_known_peer_that_is_read_slowly_is_no_excess(tmp_path: P
         before = -1
         while before != (before := sent):  # as long as the window grows
             await asyncio.sleep(0.2)
-            assert connections.table.observe(sockets.look()) == []
+            assert connections.table.observe(sockets.read()) == []
         go_on.set()
         await pushing
-        assert connections.table.observe(sockets.look()) == []
+        assert connections.table.observe(sockets.read()) == []
         assert sent == 40 * limits.FRAME_BYTES > limits.UNACCOUNTED_BYTES_OF_CALLS
     finally:
         await pool.close()
@@ -483,7 +483,7 @@ def test_sockets_are_found_and_reset_without_a_free_descriptor(accepted: tuple[i
         with contextlib.suppress(OSError):
             while True:
                 taken.append(os.open(os.devnull, os.O_RDONLY))
-        assert list(sockets.look()) == [expected]
+        assert list(sockets.read()) == [expected]
         sockets.reset([expected])
     finally:
         for descriptor in taken:
@@ -498,4 +498,4 @@ def test_sockets_of_a_kernel_that_counts_no_bytes_are_found(
 ):
     monkeypatch.setattr(server_sockets, "TCP_INFO_BYTES", 104)
     port, there = accepted
-    assert ServerSockets(port).look() == {endpoint_of_socket(there.getsockname()): NOTHING}
+    assert ServerSockets(port).read() == {endpoint_of_socket(there.getsockname()): NOTHING}

@@ -134,11 +134,11 @@ def test_a_long_text_is_cut_at_line_ends(tmp_path: Path):
     ("name", "content", "sentence"),
     [
         ("a.jsonl", '{"text": "x"}\n{"body": "y"}\n', r"line 2: no text in 'text'.*--field.*body"),
-        ("a.jsonl", '{"text": "x"}\nnonsense\n', "line 2: no JSON"),
+        ("a.jsonl", '{"text": "x"}\nnonsense\n', "line 2: not JSON"),
         ("a.jsonl", '["x"]\n', "line 1: no text"),
-        ("a.parquet", "nonsense", "cannot be read"),
-        ("a.arrow", "nonsense", "cannot be read"),
-        ("a.txt.gz", "nonsense", "cannot be read"),
+        ("a.parquet", "nonsense", "a.parquet: "),
+        ("a.arrow", "nonsense", "a.arrow: "),
+        ("a.txt.gz", "nonsense", "a.txt.gz: "),
         ("a.txt", "", "0 documents to train on"),
         ("a.txt", " \n", "0 documents to train on"),
     ],
@@ -181,7 +181,7 @@ def test_what_may_not_be_read_is_said_before_anything_is_read(tmp_path: Path, mo
 def test_a_build_writes_only_where_a_build_wrote_before_or_nothing_lies(tmp_path: Path):
     (tmp_path / "mine").write_text("a letter")
     (tmp_path / "source.txt").write_text("text\n" * 10)
-    with pytest.raises(ConfigError, match="no build made"):
+    with pytest.raises(ConfigError, match="--to"):
         build(tmp_path, [tmp_path / "source.txt"], open_encoder("bytes"))
     assert {path.name for path in tmp_path.iterdir()} == {"mine", "source.txt"}
 
@@ -261,7 +261,7 @@ def test_a_trained_tokenizer_gives_back_the_text_and_ends_documents(tmp_path: Pa
         ends = np.flatnonzero(tokens == corpus.end_token)
         decoded += [tokenizer.decode(part[:-1].tolist()) for part in np.split(tokens, ends + 1)[:-1]]
     assert sorted(decoded) == sorted(documents)
-    with pytest.raises(ConfigError, match=r"300 tokens, and model.config.vocab_size is 256"):
+    with pytest.raises(ConfigError, match=r"300 tokens.*vocab_size is 256"):
         check_fits(manifest(data=text.settings), corpus)
 
 
@@ -273,23 +273,23 @@ def test_a_build_that_found_no_room_can_be_tried_again(tmp_path: Path):
 
 def test_a_tokenizer_that_cannot_be_used_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "bad.json").write_text("{}")
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match=r"bad\.json: "):
         open_encoder(str(tmp_path / "bad.json"))
     (tmp_path / "good.json").write_text(train_tokenizer(words(9, 9), 300))
     with pytest.raises(ConfigError, match="--end-token"):
         open_encoder(str(tmp_path / "good.json"), "<end>")
-    with pytest.raises(ConfigError, match="bytes have none"):
+    with pytest.raises(ConfigError, match="remove --end-token"):
         open_encoder("bytes", "<end>")
     monkeypatch.setattr(limits, "TOKENIZER_BYTES", 1 << 20)
     (tmp_path / "long.json").write_bytes(bytes((1 << 20) + 1))
-    with pytest.raises(ConfigError, match="longer than the 1 MiB"):
+    with pytest.raises(ConfigError, match="1 MiB"):
         open_encoder(str(tmp_path / "long.json"))
     with pytest.raises(ConfigError, match="is a device"):
         open_encoder("/dev/zero")
     says = json.loads((tmp_path / "good.json").read_text())
     says["normalizer"] = {"type": "Replace", "pattern": {"String": ""}, "content": "xxxx"}
     (tmp_path / "bad.json").write_text(json.dumps(says))
-    with pytest.raises(ConfigError, match="makes `tokenizers` fail"):
+    with pytest.raises(ConfigError, match="`tokenizers`"):
         open_encoder(str(tmp_path / "bad.json")).encode(["Once upon a time"])
 
 
@@ -337,7 +337,7 @@ def test_a_tokenizer_of_no_text_is_refused_and_one_of_little_text_says_how_small
     little = trained("one two one two")
     assert little.exit_code == 0
     size = open_encoder(str(tmp_path / "out.json")).vocabulary_size
-    assert f"the text has pairs for {size} tokens, and no more" in little.stderr
+    assert f"the text has pairs for {size} tokens only" in little.stderr
     assert size < 300
 
 
@@ -464,9 +464,9 @@ def test_a_corpus_has_no_word_for_a_path(tmp_path: Path):
         {"version": 2},
     ]
     for change in changes:
-        with pytest.raises(RemoteError, match="not a corpus"):
+        with pytest.raises(RemoteError, match=r"^malformed: .*corpus"):
             Corpus.from_canonical(json.dumps({**raw, **change}, sort_keys=True, separators=(",", ":")).encode())
-    with pytest.raises(RemoteError, match="canonical"):
+    with pytest.raises(RemoteError, match=r"^malformed: .*canonical"):
         Corpus.from_canonical(json.dumps(raw).encode())
 
 
@@ -497,7 +497,7 @@ def test_a_named_folder_is_used_only_with_the_very_corpus(tmp_path: Path):
     found = named_store(data, {"text": mine.folder})
     assert found is not None
     assert found.folder == mine.folder
-    with pytest.raises(ConfigError, match=rf"corpus {mine.digest}, do not lie in .*no --data fetches them"):
+    with pytest.raises(ConfigError, match=rf"{mine.digest}.*{other.folder}.*--data text=DIR"):
         named_store(data, {"text": other.folder})
 
 
@@ -517,7 +517,7 @@ def test_a_damaged_folder_is_refused_before_anything_is_trained(tmp_path: Path):
 
 def test_too_little_text_is_said_with_its_numbers(tmp_path: Path):
     text = corpus_of(tmp_path / "c", words(20, 2))
-    with pytest.raises(ConfigError, match=r"sequences of 129 tokens to train on.*a batch has 4"):
+    with pytest.raises(ConfigError, match=r"sequences of 129 tokens to train on.*need 4 and 1"):
         load_dataset(manifest(data=text.settings, model={"sequence_length": 128}), text.folder)
 
 
@@ -572,7 +572,7 @@ def test_a_corpus_that_lies_about_its_shards_is_refused(tmp_path: Path, change: 
     shard = corpus.training[0]
     shards = (shard.model_copy(update={"tokens": shard.tokens + change.get("tokens", 0)}),)
     lying = corpus.model_copy(update={"training": shards, "vocabulary_size": change.get("vocabulary_size", 256)})
-    with pytest.raises(ConfigError, match=f"not what they say.*{sentence}"):
+    with pytest.raises(ConfigError, match=f"not as their corpus states.*{sentence}"):
         check_whole(store, store.put([lying.canonical_bytes()]))
 
 
@@ -627,9 +627,9 @@ def test_what_is_no_text_is_refused_and_a_file_twice_is_read_once(tmp_path: Path
     (tmp_path / "b.txt").write_bytes(b"caf\xe9")
     (tmp_path / "c.txt").write_bytes(b"a\0b")
     for name in ("a.zst", "b.txt"):
-        with pytest.raises(ConfigError, match="no UTF-8 text"):
+        with pytest.raises(ConfigError, match="not UTF-8 text"):
             list(documents(tmp_path / name, "text"))
-    with pytest.raises(ConfigError, match="no text: it holds NUL"):
+    with pytest.raises(ConfigError, match="NUL bytes"):
         list(documents(tmp_path / "c.txt", "text"))
     found = Found()
     files = find_files([str(tmp_path / "b.txt"), str(tmp_path), str(tmp_path / "b.txt")], found)
@@ -639,7 +639,7 @@ def test_what_is_no_text_is_refused_and_a_file_twice_is_read_once(tmp_path: Path
 
 def test_other_names_than_the_runs_are_refused(tmp_path: Path):
     text = corpus_of(tmp_path / "c", words(100, 9))
-    with pytest.raises(ConfigError, match="are called c, not k: write --data c=DIR"):
+    with pytest.raises(ConfigError, match=r"named c, not k: .*--data c=DIR"):
         named_store(Data.model_validate(text.settings), {"k": tmp_path})
 
 
@@ -649,12 +649,12 @@ def test_a_folder_with_a_file_called_digest_is_not_a_builds(tmp_path: Path, dige
     (folder / ".building").mkdir(parents=True)
     (folder / "digest").write_text(digest)
     (folder / ".lock").write_text("")
-    with pytest.raises(ConfigError, match="no build made"):
+    with pytest.raises(ConfigError, match="--to"):
         corpus_of(folder, words(100, 9))
     assert (folder / "digest").read_text() == digest
     assert (folder / ".building").is_dir()
     if len(digest) < 64:
-        with pytest.raises(ConfigError, match="holds no corpus"):
+        with pytest.raises(ConfigError, match="no corpus"):
             last_built(folder)
 
 
@@ -688,16 +688,16 @@ def test_data_of_finished_runs_are_freed_and_nothing_else(tmp_path: Path):
 
     asked = free()
     assert asked.exit_code == 2
-    assert "nothing was removed" in asked.stderr
+    assert "nothing was deleted" in asked.stderr
     with pytest.MonkeyPatch.context() as terminal:
         terminal.setattr("typer.testing._NamedTextIOWrapper.isatty", lambda self: True, raising=False)
         asked = free("--json", says="n\n")
     assert asked.exit_code == 2
-    assert "Remove" in asked.stderr
-    assert "Remove" not in asked.stdout, "where JSON goes"
+    assert "Delete" in asked.stderr
+    assert "Delete" not in asked.stdout, "where JSON goes"
     assert store.digests() == set.union(*blobs.values())
     with closing(DataDirectory(home)):
-        assert "another daemon runs" in str(free("--yes").exception or free("--yes").stderr)
+        assert "another daemon" in str(free("--yes").exception or free("--yes").stderr)
     before = sum(path.stat().st_size for path in (home / "data").iterdir())
     result = free("--yes", "--json")
     assert result.exit_code == 0, result.output

@@ -26,6 +26,7 @@ from dilocox.protocol.rounds.round_machine import (
 )
 from dilocox.protocol.wire.messages import Statement
 from tests.helpers import Table, digest, identity, manifest
+from tests.sentences import Message
 
 TRUE, FALSE = digest("true"), digest("false")
 
@@ -76,7 +77,7 @@ def test_nothing_else_is_relayed():
 def test_what_is_ignored_leaves_the_same_state():
     table = table_of()
     before = table.state
-    judgement = Judgement(Outcome.IGNORE, pb.REASON_STALE_ROUND, "the leave is for round 9 of its head; round 1 is open")
+    judgement = Judgement(Outcome.IGNORE, pb.REASON_STALE_ROUND, Message("protocol/consensus/rules.py", "leave", 9, 1))
     assert heard(table, table.leave(0, round=9)) == [Reply(judgement)]
     assert table.state is before
 
@@ -84,12 +85,12 @@ def test_what_is_ignored_leaves_the_same_state():
 def test_what_is_rejected_is_recorded_once():
     table = table_of()
     wrong = table.contribution(0, head=digest("fork"))
-    detail = "it does not build on the last commit"
+    detail = Message("protocol/consensus/rules.py", "last commit")
     for _ in range(2):
         assert heard(table, wrong) == [Reply(Judgement(Outcome.REJECT, pb.REASON_WRONG_HEAD, detail))]
-    assert table.state.gathered == StatementPool(
-        refusals=(pb.Exclusion(peer=peer(0), reason=pb.REASON_WRONG_HEAD, detail=detail),)
-    )
+    [refusal] = table.state.gathered.refusals
+    assert (refusal.peer, refusal.reason, refusal.detail) == (peer(0), pb.REASON_WRONG_HEAD, detail)
+    assert table.state.gathered == StatementPool(refusals=(refusal,))
 
 
 @pytest.mark.parametrize("event", [Tick(), Present(peer(0)), Absent(peer(2))])

@@ -100,7 +100,7 @@ async def test_what_is_no_event_is_a_sentence(tmp_path: Path):
     log.close()
     with sqlite3.connect(path) as database:
         database.execute("UPDATE events SET body = '{'")
-    with pytest.raises(LocalError, match="no event"):
+    with pytest.raises(LocalError, match="not an event"):
         list(read_events(path))
 
 
@@ -246,7 +246,7 @@ async def test_the_verb_reads_a_folder(tmp_path: Path):
     assert [json.loads(line)["why"] for line in told.stdout.splitlines()] == ["number 1"]
     beyond = CliRunner().invoke(app, ["events", "--home", str(tmp_path), "--since", "99"])
     assert (beyond.stdout, beyond.exit_code) == ("", 0)
-    assert "nothing came after event 99" in beyond.stderr
+    assert "no event after 99" in beyond.stderr
     assert CliRunner().invoke(app, ["events", "-f", "--home", str(tmp_path)]).exit_code == 3
     assert CliRunner().invoke(app, ["events", "--home", str(tmp_path / "runs")]).exit_code == 2
 

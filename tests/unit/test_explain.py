@@ -19,6 +19,7 @@ from dilocox.views import json_views as views
 from dilocox.views.explain import explain, named
 from dilocox.views.reasons import REASONS, advice
 from tests.helpers import Told, identity, manifest
+from tests.sentences import Message
 
 PEERS = [identity(number).peer for number in range(5)]
 
@@ -91,6 +92,10 @@ def run(tmp_path: Path):
     run.chain.close()
 
 
+def explains(*values: object) -> Message:
+    return Message("views/explain.py", *values)
+
+
 def said(value, about: str) -> list[str]:
     return [row["says"] for row in value["findings"] if row["about"] == about]
 
@@ -99,7 +104,7 @@ def test_a_round_like_the_others(run: Run):
     value = explain(run.chain, run.read, 3)
     assert (value["verdict"], value["seconds"], value["usual_seconds"]) == ("in the usual range", 2.5, 2.5)
     assert said(value, "counted") == ["3 of 3 clusters"]
-    assert said(value, "time") == ["2.5 s from its opening to its commit (median of the 2 before: 2.5 s)"]
+    assert said(value, "time") == [explains("2.5 s", 2)]
     assert not said(value, "not counted")
 
 
@@ -107,14 +112,14 @@ def test_a_slow_and_incomplete_round(run: Run):
     value = explain(run.chain, run.read, 4, me=PEERS[2])
     assert (value["verdict"], value["seconds"], value["usual_seconds"]) == ("slow and incomplete", 11.5, 2.5)
     third, second = (f"{PEERS[n][:4]}…{PEERS[n][-4:]}" for n in (2, 1))
-    assert f"the last contribution came from {third} at 9.0 s, 7.0 s after the one before it" in said(value, "collect")
-    assert f"the last vote came from {second} at 11.5 s, 1.5 s after the one before it" in said(value, "vote")
+    assert explains("contribution", third, "9.0 s", "7.0 s") in said(value, "collect")
+    assert explains("vote", second, "11.5 s", "1.5 s") in said(value, "vote")
     assert said(value, "waited")[0] == "9.5 s: waiting for the contributions of the third"
     (excluded,) = [row for row in value["findings"] if row["about"] == "not counted"]
-    assert excluded["says"].startswith(f"{third}: did-not-vote: its vote did not arrive")
+    assert excluded["says"].startswith(f"{third}: did-not-vote: {REASONS[pb.REASON_DID_NOT_VOTE].means}")
     assert excluded["do"] == REASONS[pb.REASON_DID_NOT_VOTE].do
     (mine,) = [row for row in value["findings"] if row["about"] == "this node"]
-    assert "its contribution came at 9.0 s" in mine["says"]
+    assert "at 9.0 s" in mine["says"]
     assert mine["do"] == REASONS[pb.REASON_DID_NOT_VOTE].do
     (clipped,) = said(value, "clipped")
     assert clipped.startswith(f"{second} to 0.")
@@ -131,7 +136,7 @@ def test_the_open_round(run: Run):
     run.wait(3.0, "waiting for somebody")
     value = explain(run.chain, run.read, 5, me=PEERS[0])
     assert (value["verdict"], said(value, "open")) == ("open", ["waiting for somebody"])
-    assert said(value, "this node") == ["this node is on the roster"]
+    assert said(value, "this node") == [explains("this node", "on the roster")]
 
 
 def test_who_paused_hears_so_of_the_open_round(run: Run):
@@ -144,7 +149,7 @@ def test_who_paused_hears_so_of_the_open_round(run: Run):
         run.say(*[run.table.receipt(number) for number in range(2)])
     stands = Status("paused", "until `dilocox resume`")
     value = explain(run.chain, run.read, run.chain.length, me=PEERS[2], stands=stands)
-    assert said(value, "this node") == ["this node is not on the roster; it is paused: until `dilocox resume`"]
+    assert said(value, "this node") == [explains("this node", "not on", "paused: until `dilocox resume`")]
     others = explain(run.chain, run.read, run.chain.length, PEERS[0], me=PEERS[2], stands=stands)
     assert said(others, "cluster")[0].endswith("is on the roster"), "of them it knows nothing more"
 
@@ -161,7 +166,7 @@ def test_a_round_that_counts_nobody_by_its_nature_blames_nobody(tmp_path: Path):
         assert said(value, about)
         assert not said(value, "this node")
         assert not said(value, "open")
-    with pytest.raises(LocalError, match="no round 3: the run is finished, and its last was round 2"):
+    with pytest.raises(LocalError, match=r"no round 3: .* finished, .* 2"):
         explain(run.chain, run.read, 3, me=PEERS[0])
     run.log.close()
     run.chain.close()
@@ -177,7 +182,7 @@ def test_who_was_not_there(run: Run):
     run.say(run.table.contribution(0), run.table.contribution(1))
     run.say(*[run.table.receipt(number) for number in range(2)])
     value = explain(run.chain, run.read, run.chain.length - 1, PEERS[2][:20])
-    assert "was not on the roster; it was last in round" in said(value, "cluster")[0]
+    assert explains("not on the roster", "last in round") == said(value, "cluster")[0]
     assert value["findings"][-1]["do"] != REASONS[pb.REASON_LEFT].do, "it did not say that it leaves"
 
 
@@ -193,18 +198,18 @@ def test_who_left_is_told_to_come_back_and_a_round_of_nobody_says_what_the_run_n
     run.say(run.table.claim(5))
     assert run.table.roster() == [0, 5]
     value = explain(run.chain, run.read, alone, PEERS[2])
-    assert said(value, "counted") == ["0 of 1 clusters; the run needs 2 that take part"]
+    assert said(value, "counted") == [explains(0, 1, 2)]
     mine = value["findings"][-1]
     assert mine["says"].endswith(f"it was last in round {alone - 1}: counted")
     assert mine["do"] == REASONS[pb.REASON_LEFT].do
     (told,) = [each.body["line"] for each in run.read(alone) if each.kind == "nobody-counted"]
-    assert told.startswith(f"round {alone}: nobody was counted: 12D3")
-    assert "too-few-clusters (1 took part; the run needs 2" in told
+    assert told.startswith(f"round {alone}: ")
+    assert "too-few-clusters (1 took part; the run needs 2" in told, "a commit contains this sentence"
     assert not [each for each in run.read(alone - 1) if each.kind == "nobody-counted"]
 
 
 def test_what_is_not_there_is_a_sentence(run: Run):
-    with pytest.raises(LocalError, match="the run stands at round 5"):
+    with pytest.raises(LocalError, match="no round 6 yet: round 5"):
         explain(run.chain, run.read, 6)
     with pytest.raises(LocalError, match="no cluster's"):
         explain(run.chain, run.read, 4, "nobody")
@@ -224,15 +229,13 @@ def test_what_is_not_there_has_its_code_and_an_advice_offline_too(run: Run, tmp_
     told = CliRunner().invoke(app, [*words.split(), "--home", str(tmp_path)])
     assert told.exit_code == 2
     assert f"error[{code}]: " in told.stderr
-    assert f"`dilocox {help}` has those" in told.stderr
+    assert f"run `dilocox {help}`" in told.stderr
 
 
 def test_the_verb_reads_a_folder(run: Run, tmp_path: Path):
     shown = CliRunner().invoke(app, ["rounds", "4", PEERS[2], "--why", "--home", str(tmp_path)])
     assert shown.exit_code == 0, shown.output
-    assert (
-        "round 4: slow and incomplete: 11.5 s (the median of the rounds before is 2.5 s; slow is above 3.8 s)" in shown.stdout
-    )
+    assert all(each in shown.stdout.splitlines()[0] for each in ("round 4: slow and incomplete: 11.5 s", "2.5 s", "3.8 s"))
     assert REASONS[pb.REASON_DID_NOT_VOTE].do in shown.stdout
 
 

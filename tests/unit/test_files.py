@@ -157,7 +157,7 @@ def test_a_damaged_identity_is_never_made_again(tmp_path: Path, damage: bytes):
     path = tmp_path / "identity.key"
     path.write_bytes(damage)
     path.chmod(0o600)
-    with pytest.raises(ConfigError, match="does not hold an identity"):
+    with pytest.raises(ConfigError, match="64 hexadecimal digits"):
         DataDirectory(tmp_path)
     assert path.read_bytes() == damage
 
@@ -199,7 +199,7 @@ def test_one_flipped_bit_in_a_stored_commit_costs_the_commits_from_there_on(chai
     at = whole.index(raw[40:72])  # inside the body: SQLite itself notices nothing
     chain.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
     damaged = chain.read_bytes()
-    with pytest.raises(LocalError, match="heals it"), ChainFile.for_reading(chain):
+    with pytest.raises(LocalError, match="Start its daemon"), ChainFile.for_reading(chain):
         pass
     assert chain.read_bytes() == damaged, "who only reads changes nothing"
     assert reopened(chain) == number
@@ -264,7 +264,7 @@ def test_a_damaged_log_is_a_sentence(tmp_path: Path):
     (tmp_path / "inputs.db").write_bytes(b"garbage" * 1000)
     with pytest.raises(DamagedError, match="Restore it from a backup"):
         open_database(tmp_path / "inputs.db")
-    with pytest.raises(LocalError, match="cannot be used: unable to open"):
+    with pytest.raises(LocalError, match="unable to open"):
         open_database(tmp_path / "none" / "inputs.db")
 
 
@@ -479,7 +479,7 @@ async def test_a_boundary_whose_payload_or_state_rotted_is_not_resumed(chain: Pa
         if rotten is None:
             assert await starts.have(found[worker.Start.ORIGIN_BOUNDARY], lambda why: None) == []
         if rotten == "state":
-            with pytest.raises(RemoteError, match="nobody is known to hold it"):
+            with pytest.raises(RemoteError, match=r"^unavailable: .*peer"):
                 await starts.have(found[worker.Start.ORIGIN_BOUNDARY], lambda why: None)
     kept.close()
 
@@ -588,7 +588,7 @@ def test_what_is_no_regular_file_is_refused_before_it_is_opened(kind: str, tmp_p
             server.bind(str(path))
     else:
         path.symlink_to("/dev/zero")
-    with pytest.raises(ConfigError, match=f"is a {kind}: name a regular file"):
+    with pytest.raises(ConfigError, match=f"is a {kind}: "):
         read_at_most(path, 10)
     store = BlobStore(tmp_path / "blobs")
     (store.folder / digest("x").hex()).symlink_to(path)
@@ -648,7 +648,7 @@ def test_a_pipe_that_gives_nothing_or_too_much_is_refused(tmp_path: Path, monkey
         with pytest.raises(ConfigError, match="MiB"):
             reading.result()
     monkeypatch.setattr(files, "PIPE_SECONDS", 0.0)
-    with pytest.raises(ConfigError, match="nobody closed"):
+    with pytest.raises(ConfigError, match="pipe"):
         read_named(pipe, piped=True)
     with pytest.raises(ConfigError, match="FIFO"):
         read_named(pipe)

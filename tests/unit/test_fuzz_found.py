@@ -65,7 +65,7 @@ async def test_a_request_that_does_not_parse_is_refused_in_a_word(
 @pytest.mark.parametrize("port", ["70000", "65536", "0", "-1", "99999999999999999999"])
 async def test_a_record_without_a_port_is_dialled_by_nobody(port: str):
     """Reproduce a fault: the resolver takes a port modulo 65,536, and the socket raised an error that no code caught."""
-    with pytest.raises(RemoteError, match="is no address"):
+    with pytest.raises(RemoteError, match=r"^unavailable: .*address"):
         await dial(pb.PeerRecord(address=f"127.0.0.1:{port}"), "127.0.0.1")
 
 
@@ -86,7 +86,7 @@ def test_a_verdict_on_evidence_that_the_run_does_not_ask_for_stands_in_no_commit
     table = Table(RUN).genesis()
     body = pb.Commit.FromString(table.commits[0].envelope.body)
     body.attested.append(pb.Attestation(peer=identity(1).peer, kind="sev-snp", valid_until_ms=1 << 50))
-    with pytest.raises(RemoteError, match="does not ask for"):
+    with pytest.raises(RemoteError, match=r"^attestation: "):
         chain.extend(RUN, initial_head(COORDINATOR.peer), seal(COORDINATOR, pb.KIND_COMMIT, RUN.run_id, body).envelope)
 
 
@@ -99,7 +99,7 @@ def test_a_run_file_that_python_does_not_read_is_a_sentence(text: str):
 def test_a_link_s_addresses_can_be_written():
     link = JoinLink(RUN.run_id, identity(1).peer, "h:1", digest("certificate"), ("/ip4/1",))
     for bad in (str(link).replace("at=h", "at=\ud800"), str(link).replace("/ip4", "/ip4%0A")):
-        with pytest.raises(ConfigError, match="cannot be written"):
+        with pytest.raises(ConfigError, match="characters"):
             JoinLink.parse(bad)
 
 

@@ -83,7 +83,7 @@ class Peers:
     async def take(self, commit: Statement[pb.Commit]) -> worker.Apply:
         self.asked.append(commit.body.round)
         if commit.body.round in self.missing:
-            raise RemoteError(pb.REASON_UNAVAILABLE, "nobody is known to hold it")
+            raise RemoteError(pb.REASON_UNAVAILABLE, "no known peer has it")
         return worker.Apply(commit=commit.envelope.SerializeToString())
 
     def added(self, boundary: worker.Boundary) -> worker.Boundary:
@@ -102,7 +102,7 @@ class Peers:
         return True
 
     async def fetch(self, *arguments: object, **named: object) -> None:
-        raise RemoteError(pb.REASON_UNAVAILABLE, "nobody is known to hold it")
+        raise RemoteError(pb.REASON_UNAVAILABLE, "no known peer has it")
 
     async def judge(self, *arguments: object) -> member_io.Verdict:
         return pb.REASON_NORM_TOO_LARGE, 0
@@ -182,7 +182,7 @@ async def test_a_payload_that_nobody_serves_is_waited_for_until_the_run_agreed_o
     start = node.pool.starts[1]
     assert (start.origin, start.round, fetched) == (worker.Start.ORIGIN_SNAPSHOT, 2, [2])
     ended = [event for event in node.port.emitted if isinstance(event, events.WorkersEnded)]
-    assert [event.line() for event in ended if "nobody serves what round 1 counted" in event.line()]
+    assert [event.line() for event in ended if "round 1 counted" in event.line()]
 
 
 async def test_a_short_outage_is_waited_out_and_going_around_is_no_failure(node: Node, monkeypatch: pytest.MonkeyPatch):
@@ -274,7 +274,7 @@ async def test_where_stages_moved_the_commit_of_the_phase_is_waited_for(node: No
     payloads = [worker.StagePayload(stage=0, digest=node.store.put([b"payload"]))]
     node.pool.boundaries = [worker.Boundary(round=node.chain.head.round, head=opening.digest, payloads=payloads)]
     node.pool.end_generation()
-    await until(lambda: any(told is not None and "to be closed" in told.why for told in node.port.shown))
+    await until(lambda: any(told is not None and "is closed" in told.why for told in node.port.shown))
     assert len(node.pool.starts) == 1
     node.grow(1)
     await until(lambda: len(node.pool.starts) == 2)

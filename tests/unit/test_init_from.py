@@ -127,10 +127,10 @@ def test_a_fifo_in_a_model_s_folder_is_refused(name: str, tmp_path: Path):
     ("vocabulary", "own_tokenizer", "options", "sentence"),
     [
         (320, True, [], "the data's tokens are bytes, and the model's are of"),
-        (200, False, [], "the data's tokenizer has 256 tokens, and model.config.vocab_size is 200"),
+        (200, False, [], "256 tokens, but model.config.vocab_size is 200"),
         (320, False, ["--sequence-length", "97"], "sequence_length 97 is above config.max_position_embeddings 96"),
         (320, False, ["--stages", "6"], "6 stages, but 3 layers"),
-        (320, False, ["--from", "nowhere"], "config.json cannot be read"),
+        (320, False, ["--from", "nowhere"], "cannot read nowhere/config.json"),
     ],
 )
 def test_what_does_not_fit_is_a_sentence_and_nothing_is_written(

@@ -277,7 +277,7 @@ async def test_a_node_with_a_copy_of_the_model_takes_the_state_from_it(tmp_path:
         path.write_bytes(changed.canonical_bytes())
         await import_weights(changed.model, path, tmp_path / source, store, tmp_path)
 
-    with pytest.raises(ConfigError, match=f"make {root.hex()}, and the run's imported weights are {ELSEWHERE.hex()}"):
+    with pytest.raises(ConfigError, match=f"{root.hex()}.*{ELSEWHERE.hex()}"):
         await begin(ELSEWHERE)
     assert store.digests() == set(), "nothing of it stays"
     with pytest.raises(ConfigError, match="begins with its seed"):
@@ -296,7 +296,7 @@ async def test_who_waits_for_the_model_hears_of_every_stage(tmp_path: Path, capl
     with caplog.at_level("INFO", logger="dilocox.node.data.imported_weights"):
         store = BlobStore(tmp_path / "blobs")
         await import_weights(run.model, path, tmp_path / "hub", store, tmp_path, told.append, lambda: next(times))
-    what = f"taking the run's imported weights from {tmp_path / 'hub'}"
+    what = f"importing the run's weights from {tmp_path / 'hub'}"
     assert told == [f"{what}: 1 of 2 stages", f"{what}: 2 of 2 stages"]
     assert [record.getMessage() for record in caplog.records] == [what, f"{what}: 2 of 2 stages"]
 
@@ -308,8 +308,8 @@ def coordinator(tmp_path: Path, run_file: Path, *options: str) -> Result:
 @pytest.mark.parametrize(
     ("stages", "weights", "sentence"),
     [
-        (2, "empty", "do not lie in .*: name the folder that `dilocox init --from` filled"),
-        (3, "weights", "are not whole, or not of this model in 3 stages"),
+        (2, "empty", "not in .*/empty: .*`dilocox init --from`"),
+        (3, "weights", "model in 3 stages"),
     ],
 )
 def test_a_coordinator_serves_no_state_that_is_not_the_run_s(

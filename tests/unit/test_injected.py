@@ -241,5 +241,5 @@ def test_whatever_answers_where_an_api_was_named_is_a_sentence(
     assert code == 3
     said = capfd.readouterr().err.replace("\n", "")
     path = "stages" if "--stages" in verb else verb.split()[0]
-    assert said.startswith(f"error[not-running]: what answers at {url}/v1/{path}")
-    assert "is no daemon of ours" in said
+    assert said.startswith(f"error[not-running]: the server at {url}/v1/{path}")
+    assert "is not a dilocox daemon" in said

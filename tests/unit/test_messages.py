@@ -128,7 +128,7 @@ def test_join_links_round_trip_and_explain_themselves():
         start + "?" + "&".join([f"at=h:1&{cert}"] * (limits.COORDINATORS + 1)),
     ]
     for bad in ("http://x", "dilocox://zz@x", *nobody, *nowhere, f"{start}?at=h:1&cert=AAAA", f"{start}?at=h:1&cert=é"):
-        why = r"not a join link: (it does|the run id is|cert= is|at= is|not the peer id|too long|not one cert=)"
+        why = r"not a join link: (it does|the run id is|cert= is|at= is|not the peer id|too long|use one cert=)"
         with pytest.raises(ConfigError, match=why):
             JoinLink.parse(bad)
 

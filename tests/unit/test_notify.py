@@ -35,7 +35,7 @@ class Heard:
     def __init__(self, why: str = "") -> None:
         self.why, self.bodies = why, list[dict[str, Any]]()
 
-    async def tell(self, body: bytes) -> str:
+    async def deliver(self, body: bytes) -> str:
         self.bodies.append(json.loads(body))
         return self.why
 
@@ -118,7 +118,7 @@ async def test_what_could_not_be_told_is_one_line(tmp_path: Path, caplog: pytest
     async with Life(tmp_path, heard) as life:
         life.log.add(MISSED)
         await life.looked_at(tmp_path)
-    assert [each.getMessage() for each in caplog.records] == ["a test was not told of not-counted: it answered 500"]
+    assert [each.getMessage() for each in caplog.records] == ["could not notify a test of not-counted: it answered 500"]
 
 
 async def test_a_webhook_is_posted_to_and_its_secret_stays_one(tmp_path: Path, caplog: pytest.LogCaptureFixture):
@@ -135,14 +135,14 @@ async def test_a_webhook_is_posted_to_and_its_secret_stays_one(tmp_path: Path, c
     (tmp_path / "hook").write_text(f"{door.url}/SECRET?answer=200\n")
     notice = parse_notice(f"@{tmp_path / 'hook'}")
     assert isinstance(notice, Webhook)
-    assert await notice.tell(b'{"a": 1}') == ""
+    assert await notice.deliver(b'{"a": 1}') == ""
     assert bodies == [{"a": 1}]
-    assert await Webhook(f"{door.url}/SECRET?answer=500").tell(b"{}") == "it answered 500"
-    assert await Webhook(f"{door.url}/SECRET?answer=302").tell(b"{}") == "it answered 302", "it is not followed elsewhere"
+    assert await Webhook(f"{door.url}/SECRET?answer=500").deliver(b"{}") == "it answered 500"
+    assert await Webhook(f"{door.url}/SECRET?answer=302").deliver(b"{}") == "it answered 302", "it is not followed elsewhere"
     await door.close()
     with caplog.at_level(logging.DEBUG):
         for wrong in (Webhook(f"{door.url}/SECRET"), Webhook("http://user:SECRET@[::1/")):
-            why = await wrong.tell(b"{}")
+            why = await wrong.deliver(b"{}")
             assert why
             assert "SECRET" not in why
         assert "SECRET" not in notice.name
@@ -154,13 +154,13 @@ async def test_a_command_reads_the_event_and_no_shell_reads_the_command(tmp_path
     script.write_text("import sys\nopen(sys.argv[1], 'w').write(sys.argv[2] + sys.stdin.read())\n")
     notice = parse_notice(f"{sys.executable} '{script}' {tmp_path / 'told'} $HOME;`id`")
     assert isinstance(notice, Command)
-    assert await notice.tell(b'{"a": 1}') == ""
+    assert await notice.deliver(b'{"a": 1}') == ""
     assert (tmp_path / "told").read_text() == '$HOME;`id`{"a": 1}'
-    assert await Command((sys.executable, "-c", "exit(3)")).tell(b"{}") == "it ended with 3"
-    assert await Command((sys.executable, "-c", "exit(0)")).tell(b"x" * (1 << 20)) == "", "it need not read"
-    assert "o such file" in await Command((str(tmp_path / "nowhere"),)).tell(b"{}")
+    assert await Command((sys.executable, "-c", "exit(3)")).deliver(b"{}") == "it ended with 3"
+    assert await Command((sys.executable, "-c", "exit(0)")).deliver(b"x" * (1 << 20)) == "", "it need not read"
+    assert "o such file" in await Command((str(tmp_path / "nowhere"),)).deliver(b"{}")
     monkeypatch.setattr(notify, "TELL_SECONDS", 0.2)
-    assert "did not end" in await Command((sys.executable, "-c", "import time; time.sleep(1000)")).tell(b"{}")
+    assert "did not end" in await Command((sys.executable, "-c", "import time; time.sleep(1000)")).deliver(b"{}")
 
 
 @pytest.mark.parametrize("how", ["it takes too long", "the daemon ends"])
@@ -168,7 +168,7 @@ async def test_a_command_that_is_ended_takes_along_what_it_started(tmp_path: Pat
     family = Family(tmp_path)
     command = Command((str(family.program),))
     if how == "the daemon ends":
-        telling = asyncio.create_task(command.tell(b"{}"))
+        telling = asyncio.create_task(command.deliver(b"{}"))
         await until(family.began)
         telling.cancel()
         await asyncio.gather(telling, return_exceptions=True)
@@ -176,7 +176,7 @@ async def test_a_command_that_is_ended_takes_along_what_it_started(tmp_path: Pat
         monkeypatch.setattr(notify, "TELL_SECONDS", 0.1)
         while not family.began():  # it was too slow to start anything
             monkeypatch.setattr(notify, "TELL_SECONDS", 2 * notify.TELL_SECONDS)
-            assert "did not end" in await command.tell(b"{}")
+            assert "did not end" in await command.deliver(b"{}")
     assert not await asyncio.to_thread(family.left)
 
 

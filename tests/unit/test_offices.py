@@ -327,7 +327,7 @@ def test_a_folder_that_shared_its_rounds_does_not_start_alone(tmp_path: Path):
     assert not write_down_store(tmp_path, None)
     assert not write_down_store(tmp_path, World(tmp_path))
     assert write_down_store(tmp_path, World(tmp_path))
-    with pytest.raises(ConfigError, match="say --store"):
+    with pytest.raises(ConfigError, match="pass --store"):
         write_down_store(tmp_path, None)
 
 

@@ -12,6 +12,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client import CollectorRegistry
 
 from dilocox.protocol import events
+from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
 from dilocox.transport.limits.rate_limits import Rates
 from dilocox.transport.limits.traffic import Traffic
@@ -25,8 +26,10 @@ from dilocox.views.health import answers
 from dilocox.views.http import add_run_routes, create_app
 from dilocox.views.openapi import SAYS
 from dilocox.views.query_params import Flag, takes
+from dilocox.views.reasons import REASONS
 from tests.browser import browser
 from tests.helpers import Table, identity, manifest
+from tests.sentences import Message
 
 ROOT = Path(pages.__file__).parents[1]
 HTML = Path(pages.__file__).with_name("page.html").read_text()
@@ -106,13 +109,13 @@ def test_four_answers():
     found = answers(STATUS, None)
     assert [each["question"] for each in found] == ["Reachable?", "In sync?", "In this round?", "Counted?"]
     assert [each["answer"] for each in found] == [False, None, True, False]
-    assert found[3]["says"] == "in 2 of the last 3 rounds that counted anybody; not counted: late"
+    assert [each in found[3]["says"] for each in ("in 2 of the last 3 rounds", "not counted: late")] == [True] * 2
     assert found[3]["do"] == "be faster"
     nobody = answers({**STATUS, "nobody_counted": True}, None)[3]["says"]
-    assert nobody == "in 2 of the last 3 rounds that counted anybody; the last round counted nobody: late"
+    assert [each in nobody for each in ("in 2 of the last 3 rounds", "no cluster: late")] == [True] * 2
     assert answers({**STATUS, "counted": [], "excluded": []}, True)[3]["answer"] is None
     alone = answers({**STATUS, "round": 268, "counted": [], "excluded": [], "stands_still": True}, True)
-    assert alone[3]["says"] == "none of the last rounds counted anybody"
+    assert alone[3]["says"] == Message("views/health.py", "none")
     assert (alone[4]["answer"], alone[4]["says"]) == (False, "waiting for somebody")
 
 
@@ -240,7 +243,7 @@ async def test_a_browser_shows_it(served, tmp_path: Path):
             "no,not known yet,yes,no,yes,2.5 MB"
         )
         assert await tab.evaluate("document.getElementById('well').textContent") == (
-            "Is it well? no: Counted? in 2 of the last 3 rounds that counted anybody; not counted: late – be faster"
+            "Is it well? no: Counted? in 2 of the last 3 rounds that counted a cluster; not counted: late – be faster"
         )
         line = await tab.evaluate("document.getElementById('answers').lastElementChild.textContent")
         assert "sent: blob 2.5 MB, coordination 12 B" in line
@@ -250,9 +253,7 @@ async def test_a_browser_shows_it(served, tmp_path: Path):
         assert await tab.wait("document.querySelectorAll('#rounds .good').length") == 8
         assert await tab.evaluate("[...document.querySelectorAll('#rounds .bad')].map(a => a.ariaLabel).join()") == "absent"
         await tab.wait("document.getElementById('explained-title').textContent.startsWith('Round 3: incomplete')")
-        assert "the coordinator did not hear from it" in await tab.evaluate(
-            "document.getElementById('explanation').textContent"
-        )
+        assert REASONS[pb.REASON_ABSENT].means in await tab.evaluate("document.getElementById('explanation').textContent")
         await tab.evaluate("document.querySelector('#rounds button').click()")
         await tab.wait("document.getElementById('explained-title').textContent.startsWith('Round 1: in the usual range')")
         log.add(events.WorkersEnded(NASTY))

@@ -15,6 +15,7 @@ from dilocox.protocol.member import phase
 from dilocox.protocol.member.phase import Apply, Encode, End, Flags, PhaseState, Stop, Train, Turn, Wait
 from dilocox.protocol.run.manifest import Manifest
 from tests.helpers import manifest
+from tests.sentences import Message
 
 ME = "me"
 BATCH = 4
@@ -57,14 +58,22 @@ def step(state: PhaseState, **turn: Any) -> tuple[PhaseState, tuple[phase.Action
     return phase.step(state, Turn(**turn))
 
 
+SOURCE = "protocol/member/phase.py"
+
+
+def waits(*values: object) -> Wait:
+    """Return the wait whose reason names these values."""
+    return Wait(Message(SOURCE, *values))
+
+
 # Beginning and waiting
 
 
 def test_before_the_first_commit_it_waits_and_says_so():
     state = phase.begin(run_with(), ME)
-    assert phase.next_action(state) == Wait("the run has not begun: its first commit is on its way")
+    assert phase.next_action(state) == waits("first commit")
     state, actions = step(state, prepared=head(1), idle=True)
-    assert actions == (Apply(keep_private=True), Wait("the samples of its next batch are on their way"))
+    assert actions == (Apply(keep_private=True), waits("samples"))
     assert step(state)[1] == (Train(tuple(range(10_000, 10_000 + BATCH))),)
     assert (state.round, state.steps) == (1, 0)
 
@@ -78,21 +87,21 @@ def test_positions_follow_the_lease():
 def test_a_used_up_lease_is_waited_for():
     state = at(1, head=head(1, ahead=2 * BATCH + 1))
     state = trained(state, 2)
-    assert phase.next_action(state) == Wait("its lease of samples is used up; commit 1 brings the next one")
+    assert phase.next_action(state) == waits("data lease", 1)
 
 
 def test_a_phase_takes_at_most_max_inner_steps():
     state = trained(at(3, in_flight=2, head=head(2)), 8)
     why = phase.next_action(state)
-    assert why == Wait("commit 2 is late, and the phase has taken its max_inner_steps (8)")
-    with pytest.raises(LocalError, match="none to take: commit 2 is late"):
+    assert why == waits(2, "max_inner_steps", 8)
+    with pytest.raises(LocalError, match="commit 2 is late"):
         step(state, trained=True)
 
 
 def test_a_synchronous_round_waits_for_its_commit():
     run = run_with(synchronous_rounds=2)
     state, actions = step(trained(at(2, run), 4), idle=True)
-    assert actions[-1] == Wait("commit 2 is on its way; round 2 is synchronous")
+    assert actions[-1] == waits(2, 2, "synchronous")
     state, actions = step(state, prepared=head(3), idle=True)
     assert actions[0] == Apply(keep_private=True)
     assert isinstance(actions[-1], Train)
@@ -103,9 +112,9 @@ def test_a_synchronous_round_waits_for_its_commit():
 def test_the_end_of_the_run_is_waited_out():
     state, actions = step(trained(at(6), 4), idle=True)
     assert state.finished
-    assert actions[-1] == Wait("commit 6 is on its way; the last phase has ended")
+    assert actions[-1] == waits(6, "last phase")
     state, actions = step(state, prepared=head(7), idle=True)
-    assert actions == (Apply(keep_private=True), Wait("the run has trained its last round"))
+    assert actions == (Apply(keep_private=True), waits("last round"))
     assert step(state, idle=True)[1] == actions[1:]
 
 
@@ -212,7 +221,7 @@ def test_a_cluster_without_a_place_warms_up_and_drops_its_work():
     state = trained(state, 6)
     assert state.samples_read == 0
     assert step(state, idle=True)[0].round == 2, "nothing to contribute"
-    assert phase.next_action(trained(state, 2)) == Wait("commit 2 is late, and the phase has taken its max_inner_steps (8)")
+    assert phase.next_action(trained(state, 2)) == waits(2, "max_inner_steps", 8)
     state, actions = step(state, prepared=head(3, joined=3, counted=0), idle=True)
     assert actions[0] == Apply(keep_private=False)
     assert (state.round, state.steps, state.joined) == (3, 0, 3)
@@ -246,7 +255,7 @@ def test_a_last_commit_that_counts_nobody_is_not_the_end():
 
 # Samples
 
-ON_THEIR_WAY = Wait("the samples of its next batch are on their way")
+ON_THEIR_WAY = waits("samples")
 
 
 def test_no_rank_takes_a_step_whose_samples_another_lacks():
@@ -366,14 +375,13 @@ def test_who_has_no_place_reads_on_from_a_place_of_its_own(steps: int):
 def test_a_commit_out_of_order_is_named(wrong: int, named: int):
     with pytest.raises(LocalError) as caught:
         step(at(2), prepared=head(wrong))
-    assert str(caught.value) == f"commit {named} does not follow the state before round 2"
+    assert str(caught.value) == Message(SOURCE, named, 2)
 
 
 def test_a_step_that_nobody_asked_for_is_named():
     with pytest.raises(LocalError) as caught:
         step(phase.begin(run_with(), ME), trained=True)
-    why = "the run has not begun: its first commit is on its way"
-    assert str(caught.value) == f"an inner step where there was none to take: {why}"
+    assert str(caught.value) == Message(SOURCE, "inner step", "first commit")
 
 
 def test_the_first_payload_is_decided_by_the_first_commit():

@@ -99,7 +99,7 @@ def test_plugin_adds_a_scheme_of_archives(installed: Installed, monkeypatch: pyt
     assert isinstance(open_storage(f"file://{tmp_path}"), FolderStorage), "a scheme of the core stays the core's"
     with pytest.raises(ConfigError, match="the plugin ipfs cannot be loaded"):
         open_storage("broken://abc")
-    with pytest.raises(ConfigError, match="is no archive"):
+    with pytest.raises(ConfigError, match="is not an archive"):
         open_storage("other://abc")
 
 

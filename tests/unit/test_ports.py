@@ -103,5 +103,5 @@ def test_a_run_file_without_its_key_says_which_file_is_missing(run_file: Path):
     command = [sys.executable, "-P", "-m", "dilocox.cli", "coordinator", str(run_file), "--home", str(run_file.parent / "c")]
     done = subprocess.run([*command, "--no-dht"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
-    assert f"{run_file.parent / 'run.key'} is not here" in done.stderr
+    assert f"{run_file.parent / 'run.key'} is missing" in done.stderr
     assert "12D3" not in done.stderr

@@ -51,13 +51,13 @@ def account(folder: Path, epsilon: float = 4.0, corpus: int = 1, run: int = 1) -
 @pytest.mark.parametrize(
     ("said", "devices", "several_boxes", "why"),
     [
-        ({"private_delta": 1e-5}, None, False, "--private-delta goes with"),
-        ({"private_clip": 2.0}, None, False, "--private-clip goes with"),
-        ({"private_epsilon": math.inf, "private": Path(), "private_clip": 2.0}, None, False, "--private-clip goes with"),
-        ({"private_epsilon": 8.0}, None, False, "name it with --private DIR"),
-        ({"private_epsilon": math.inf}, None, False, "name it with --private DIR"),
-        ({"private_epsilon": 8.0, "private": Path()}, 2, False, "say --devices 1"),
-        ({"private_epsilon": 8.0, "private": Path()}, None, True, "a cluster of one box"),
+        ({"private_delta": 1e-5}, None, False, "--private-delta only with"),
+        ({"private_clip": 2.0}, None, False, "--private-clip only with"),
+        ({"private_epsilon": math.inf, "private": Path(), "private_clip": 2.0}, None, False, "--private-clip only with"),
+        ({"private_epsilon": 8.0}, None, False, "with --private DIR"),
+        ({"private_epsilon": math.inf}, None, False, "with --private DIR"),
+        ({"private_epsilon": 8.0, "private": Path()}, 2, False, "--devices 1"),
+        ({"private_epsilon": 8.0, "private": Path()}, None, True, "a cluster of one host"),
     ],
 )
 def test_options_that_bound_nothing_are_refused(said: dict[str, Any], devices: int | None, several_boxes: bool, why: str):
@@ -158,20 +158,20 @@ def test_who_trained_without_noise_before_has_no_bound_any_more(tmp_path: Path):
 
 def test_work_that_no_account_knows_is_refused(tmp_path: Path):
     own = account(tmp_path)
-    with pytest.raises(LocalError, match=r"of which privacy\.json says nothing"):
+    with pytest.raises(LocalError, match=r"privacy\.json is missing"):
         own.lay_out(100, 20, trained=True)
     own.lay_out(100, 20)
     account(tmp_path).lay_out(80, 20, trained=True)
     for other in (b"", digest("corpus", 2)):
-        with pytest.raises(LocalError, match="trained on other data"):
+        with pytest.raises(LocalError, match="other data"):
             own.enter(digest("leaves", 1), 1, own.noise, other)
 
 
 def test_who_asks_for_too_much_hears_it_and_a_damaged_account_is_not_begun_again(tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"--private-epsilon 0\.01: 125,000 steps would need more noise"):
+    with pytest.raises(ConfigError, match=r"--private-epsilon 0\.01: 125,000 steps"):
         account(tmp_path, epsilon=0.01).lay_out(100_000, 10)
     (tmp_path / "privacy.json").write_text('{"corpora": {"ab')
-    with pytest.raises(LocalError, match="given away, cannot be read"):
+    with pytest.raises(LocalError, match=r"privacy\.json"):
         account(tmp_path)
 
 
@@ -198,7 +198,7 @@ def test_training_without_a_bound_is_entered_and_ends_what_was_promised(tmp_path
 
     bounded = opened(0, Budget(8.0, 1e-5, 1.0))
     assert bounded.enter(digest("leaves", 1), 20, bounded.noise, last_built(corpus.folder))
-    with pytest.raises(ConfigError, match=r"promised a bound.*epsilon \d+\.\d\d is used.*give it up: --private-epsilon inf"):
+    with pytest.raises(ConfigError, match=r"epsilon \d+\.\d\d .*--private-epsilon inf"):
         opened(1, None)
     free = opened(1, None, gives_up=True)
     assert not free.noise
@@ -284,7 +284,7 @@ def test_a_gradient_without_a_norm_is_left_out(process_group: None):
 
 
 def test_the_whole_model_is_where_sequences_are_bounded():
-    with pytest.raises(LocalError, match="say --devices 1"):
+    with pytest.raises(LocalError, match="--devices 1"):
         Trainer(manifest(), Mesh(0, 2, 1), Noise(1.0, 1.0))
 
 
@@ -393,5 +393,5 @@ def test_how_many_answers_a_batch_has_is_not_told(process_group: None):
 
 def test_who_has_spent_its_budget_takes_no_part():
     assert wish(False, None, 0.0, spent="epsilon 4.00 of 4 is spent") == ParticipationWish(
-        False, "as another phase does not fit into what its data may give away: epsilon 4.00 of 4 is spent"
+        False, "because another phase would exceed its privacy budget: epsilon 4.00 of 4 is spent"
     )

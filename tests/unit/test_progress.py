@@ -63,7 +63,7 @@ def test_who_verifies_sees_the_commits_go_by(tmp_path: Path, screen: io.StringIO
     chain.close()
     verify.verify(home=tmp_path)
     assert "checking the commits" in screen.getvalue()
-    assert "3 commits hold" in capsys.readouterr().out
+    assert "3 commits are valid" in capsys.readouterr().out
 
 
 def test_who_makes_a_run_or_looks_at_data_sees_that_they_are_read(
@@ -79,11 +79,11 @@ def test_who_makes_a_run_or_looks_at_data_sees_that_they_are_read(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("check run.toml", "looking at the run, this machine and its data"),
+        ("check run.toml", "checking the run, this machine and its data"),
         ("data build mine text.txt --to built", "mine"),
-        ("data train-tokenizer tokenizer.json text.txt --vocabulary 300", "finding pairs of tokens"),
+        ("data train-tokenizer tokenizer.json text.txt --vocabulary 300", "searching for pairs of tokens"),
         ("verify --replay 2 --home home/node", "checking the commits"),
-        ("export out --home home/node", "looking for the state"),
+        ("export out --home home/node", "searching for the state"),
         ("generate --prompt x --home home/node", "loading the model"),
         ("check dilocox://RUN", "asking the coordinator"),
     ],

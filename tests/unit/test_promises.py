@@ -66,7 +66,7 @@ async def test_two_commits_for_one_round_halt_a_node(tmp_path: Path):
         other.closed_at_ms += 1
         with pytest.raises(LocalError, match="two different commits"):
             await node.take_commit(seal(COORDINATOR, pb.KIND_COMMIT, RUN.run_id, other).envelope)
-        with pytest.raises(RemoteError, match="signed by the coordinator"):
+        with pytest.raises(RemoteError, match=r"^bad-signature: "):
             await node.take_commit(seal(identity(1), pb.KIND_COMMIT, RUN.run_id, other).envelope)
 
 
@@ -247,6 +247,6 @@ def test_bytes_that_nobody_judges_are_refused():
     body = pb.Leave(serial=1, round=1)
     hidden = canonical(body) + b"\xfa\x3e\x05extra"  # a field of number 1007
     assert pb.Leave.FromString(hidden).serial == 1
-    with pytest.raises(RemoteError, match="canonical"):
+    with pytest.raises(RemoteError, match=r"^malformed: .*canonical"):
         parse(pb.Leave, hidden)
     assert parse(pb.Leave, canonical(body)) == body

@@ -69,26 +69,26 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
 
 
 def test_the_newest_whole_state_is_to_be_had(node: Node):
-    assert node.export.look() == (0, False)
+    assert node.export.newest_state() == (0, False)
     node.train(4)
     node.have(2)
-    assert node.export.look() == (2, False)
+    assert node.export.newest_state() == (2, False)
     node.have(3)
-    assert node.export.look() == (3, False), "what is written after its commit"
+    assert node.export.newest_state() == (3, False), "what is written after its commit"
     node.store.remove(node.state(3)[-1])
-    assert node.export.look() == (2, False), "what the node gave up"
+    assert node.export.newest_state() == (2, False), "what the node gave up"
 
 
 def test_a_look_at_a_chain_that_stands_still_reads_nothing_of_it(node: Node):
     node.train(3)
-    node.export.look()
+    node.export.newest_state()
     node.reads, node.opened = 0, []
     for _ in range(3):
-        node.export.look()
+        node.export.newest_state()
     assert (node.reads, node.opened) == (0, [])
     node.train(1)
     node.have(4)
-    assert node.export.look() == (4, False)
+    assert node.export.newest_state() == (4, False)
     assert (node.reads, node.opened) == (1, [4])
 
 
@@ -96,9 +96,9 @@ def test_where_the_owner_names_another_commit_what_was_read_is_forgotten(node: N
     node.train(4)
     node.have(3)
     node.have(4)
-    assert node.export.look()[0] == 4
+    assert node.export.newest_state()[0] == 4
     named = node.chain.commit(3)
     assert named is not None
     body = pb.Appointment(term=1, coordinator=COORDINATOR.peer, round=4, head=named.digest, state=b"")
     node.chain.appoint(seal(OWNER, pb.KIND_APPOINTMENT, node.table.run.run_id, body).envelope)
-    assert node.export.look()[0] == 3
+    assert node.export.newest_state()[0] == 3

@@ -90,9 +90,9 @@ async def test_a_daemon_waits_with_a_sentence_and_lives_again(tmp_path: Path, lo
     assert not lives
     assert not looks
     assert said == [
-        f"disk full: waiting for room in {tmp_path}",
+        f"disk full: waiting for free space in {tmp_path}",
         "on again",
-        f"disk read-only: waiting for room in {tmp_path}",
+        f"disk read-only: waiting for free space in {tmp_path}",
         "on again",
     ]
     lives.append(LocalError("something else"))
@@ -149,7 +149,7 @@ async def test_a_door_that_cannot_say_so_ends_nobody(monkeypatch: pytest.MonkeyP
         patched.setattr(web.SockSite, "start", no_file)
         async with door.no_room("too many open files"):
             pass
-    assert "nobody can ask" in caplog.text
+    assert "the API cannot answer" in caplog.text
     await door.close()
 
 

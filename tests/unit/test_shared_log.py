@@ -262,7 +262,7 @@ async def test_what_a_commit_cut_is_deleted_and_nothing_else(world: World):
 
 async def test_keys_of_others_are_left_alone(world: World):
     await world.store.apply((), [Put(f"test/{RUN.run_id.hex()}/a", b"theirs")])
-    with pytest.raises(ConfigError, match="Name another prefix"):
+    with pytest.raises(ConfigError, match="another prefix"):
         await world.office(1)
 
 
@@ -359,7 +359,7 @@ async def test_who_shared_its_rounds_before_does_not_trust_its_own_chain_in_an_e
     assert [place.name for place in two.log.places] == ["office 2"]
     three = await world.office(3, 2)
     assert not await three.log.stand(), "whose keys these are is there again"
-    await one.log.look()
+    await one.log.refresh()
     assert len(world.keys("places/")) == 3
 
 
@@ -382,7 +382,7 @@ async def test_who_lacks_what_the_log_keeps_no_more_is_never_elected(world: Worl
 async def test_a_link_has_room_for_all_that_enter(world: World):
     offices = [await world.office(number) for number in range(1, limits.COORDINATORS + 1)]
     await offices[0].log.enter()  # once more
-    with pytest.raises(ConfigError, match="names 8 coordinators of this run already"):
+    with pytest.raises(ConfigError, match="names 8 coordinators"):
         await world.office(limits.COORDINATORS + 1)
 
 
@@ -392,7 +392,7 @@ async def test_a_place_that_no_coordinator_wrote_is_passed_over(world: World):
     said = world.store.items[mine].value
     for number, bad in enumerate((b"x", b"{}", said.replace(b"192.0.2.1:1", b"nowhere"))):
         await world.store.apply((), [Put(f"{mine[:-16]}{number:016x}", bad)])
-    await one.log.look()
+    await one.log.refresh()
     assert [place.address for place in one.log.places] == ["192.0.2.1:1"]
 
 
@@ -429,7 +429,7 @@ async def test_every_coordinator_knows_where_all_are(world: World):
     one = await world.leader(1)
     two = await world.office(2)
     for office in (one, two):
-        await office.log.look()
+        await office.log.refresh()
         assert [place.address for place in office.log.places] == ["192.0.2.1:1", "192.0.2.2:1"]
 
 
@@ -439,7 +439,7 @@ async def test_a_damaged_log_is_nobodys_round(world: World):
     _, key = world.keys("log/")
     for value in (b"", b"\x00", b"\x02abc", b"\x03\xff\xff"):
         await world.store.apply((), [Put(key, world.store.items[key].value[:8] + value)])
-        with pytest.raises(UnreadableError, match=r"not what a coordinator wrote|damaged"):
+        with pytest.raises(UnreadableError, match=r"not written by a coordinator|damaged"):
             await (await world.office(2)).log.follow()
 
 
@@ -455,7 +455,7 @@ async def test_a_log_that_is_mended_is_followed_from_its_beginning(world: World)
     (bad,) = log_chunks.in_parts(iter([log_pb2.LogRow(kind="received", envelope=forged.SerializeToString())]))
     await world.store.apply((), [Put(key, good[:8] + bad)])
     for _ in range(2):
-        with pytest.raises(UnreadableError, match="cannot be followed"):
+        with pytest.raises(UnreadableError, match="cannot follow"):
             await two.log.stand()
     await world.store.apply((), [Put(key, good)])
     assert not await two.log.stand()

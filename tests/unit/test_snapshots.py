@@ -95,7 +95,7 @@ def test_a_place_is_one_run_s(tmp_path: Path, bucket: S3Double):
     for url in (str(tmp_path / "models"), "s3://bucket/models"):
         Snapshots(url, RUN)
         Snapshots(url, RUN)
-        with pytest.raises(ConfigError, match="holds models of another run: name another place"):
+        with pytest.raises(ConfigError, match="models of another run"):
             Snapshots(url, b"\x02" * 32)
 
 
@@ -103,9 +103,9 @@ def test_a_place_that_cannot_be_used_is_a_sentence(tmp_path: Path, bucket: S3Dou
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"^DIR .*file is a file"):
         Snapshots(str(tmp_path / "file" / "models"), RUN)
-    with pytest.raises(ConfigError, match=r"^DIR ftp://x is no archive: use a folder"):
+    with pytest.raises(ConfigError, match=r"^DIR ftp://x .*: use a folder"):
         Snapshots("ftp://x", RUN)
     place = Snapshots("s3://bucket/models", RUN)
     bucket.down = True
-    with pytest.raises(LocalError, match="cannot be used"):
+    with pytest.raises(LocalError, match="s3://bucket/models"):
         place.published()

@@ -41,7 +41,7 @@ def test_hidden_files_and_folders_are_left_out_and_said(tmp_path: Path):
     assert sorted(found.left_out["hidden"]) == ["._a.jsonl", ".c.txt", ".git", ".ipynb_checkpoints", "__MACOSX"]
     assert str(found).splitlines() == [
         "1 files: 1 .jsonl",
-        "left out: 5 hidden (._a.jsonl, .c.txt, .git, …); a file or folder that you name itself is read",
+        "left out: 5 hidden (._a.jsonl, .c.txt, .git, …); to read such a file or folder, pass its path",
     ]
 
 
@@ -73,7 +73,7 @@ def test_links_that_lead_out_are_left_out_and_said_and_others_are_followed_once(
     files, found = found_in(data)
     assert len(files) == 3, "a, b, and what a link inside leads to; each once"
     assert {Path(file).resolve().name for file in files} <= {"a.jsonl", "b.jsonl", "kept.jsonl"} | {Path(f).name for f in files}
-    assert sorted(found.left_out["links that lead out of the folder"]) == ["part2", "shadow.txt", "x.txt"]
+    assert sorted(found.left_out["links out of the folder"]) == ["part2", "shadow.txt", "x.txt"]
     assert sorted(found.left_out["broken links"]) == ["gone.txt", "round.txt"]
     assert "part2" in str(found)
     assert len(find_files([str(data), str(data / "part2"), str(data / "x.txt")])) == 5, "the operator names them"
@@ -110,11 +110,11 @@ def test_what_is_no_regular_file_is_said_and_not_opened(tmp_path: Path):
     os.mkfifo(tmp_path / "b.jsonl")
     files, found = found_in(tmp_path)
     assert files == ["a.jsonl"]
-    assert found.left_out == {"no regular files": ["b.jsonl"]}
+    assert found.left_out == {"not regular files": ["b.jsonl"]}
     for place in (tmp_path / "b.jsonl", Path("/dev/zero")):
-        with pytest.raises(ConfigError, match=r"is a (FIFO|device): name a regular file"):
+        with pytest.raises(ConfigError, match=r"is a (FIFO|device): "):
             find_files([str(place)])
-        with pytest.raises(ConfigError, match=r"is a (FIFO|device): name a regular file"):
+        with pytest.raises(ConfigError, match=r"is a (FIFO|device): "):
             texts_of(place)
 
 
@@ -134,7 +134,7 @@ def test_all_kinds_are_counted(tmp_path: Path):
     named = Found()
     find_files([str(write(tmp_path / "g.html", "<p>")), str(tmp_path / "e.json")], named)
     assert named.read == {".html, as text": 1, ".json": 1}
-    with pytest.raises(ConfigError, match="a table as text, which is not read: convert it"):
+    with pytest.raises(ConfigError, match=r"d\.csv is a table"):
         find_files([str(tmp_path / "d.csv")])
 
 
@@ -167,13 +167,13 @@ def test_a_list_in_a_json_file_is_records(layout: Any, count: int, tmp_path: Pat
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ('{"data": [{"text": "x"}]}', r"value 1: no text in 'text'.*there are: data"),
-        ('[{"text": "x"}, nonsense]', "value 2 is no JSON"),
-        ('[{"text": "x"}', "value 2 is no JSON: it ends too early"),
-        ('{"text": "x"', "value 1 is no JSON"),
+        ('{"data": [{"text": "x"}]}', r"value 1: no text in 'text'.*found: data"),
+        ('[{"text": "x"}, nonsense]', "value 2 is not JSON"),
+        ('[{"text": "x"}', "value 2 is not JSON: it ends too early"),
+        ('{"text": "x"', "value 1 is not JSON"),
         ("[[1]]", "value 1: no text"),
         ("[" * 100_000, "value 1: .*recursion"),
-        ('{"text": "' + "x" * 4000, "value 1 is no JSON, or longer than"),
+        ('{"text": "' + "x" * 4000, "value 1 is not JSON, or longer than"),
     ],
 )
 def test_a_json_file_that_is_no_records_is_named(content: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -185,7 +185,7 @@ def test_a_json_file_that_is_no_records_is_named(content: str, sentence: str, tm
 
 def test_records_under_the_name_of_a_text_are_refused(tmp_path: Path):
     for name in ("a.txt", "dump", "a.log"):
-        with pytest.raises(ConfigError, match=r"holds JSON lines: give it a name that ends in \.jsonl"):
+        with pytest.raises(ConfigError, match=r"JSON lines.*\.jsonl"):
             texts_of(write(tmp_path / name, "\n" + LINE * 2))
     assert texts_of(write(tmp_path / "b.txt", '{\n  "text": "code"\n}\n'))
 

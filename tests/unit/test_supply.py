@@ -41,7 +41,7 @@ class Peers:
             return
         self.asked.append((digest, max_size))
         if not self.holders & set(providers) or digest not in self.served:
-            raise RemoteError(pb.REASON_UNAVAILABLE, "this peer does not hold that blob")
+            raise RemoteError(pb.REASON_UNAVAILABLE, "this peer does not have that blob")
         assert self.served.size(digest) <= max_size
         self.into.put([self.served.view(digest)])
 
@@ -112,7 +112,7 @@ async def test_who_comes_later_is_asked_too(tmp_path: Path):
     place.peers.holders = {"a peer"}
     having = asyncio.create_task(place.have())
     await until(lambda: len(place.peers.asked) >= 3)
-    assert "nobody serves the run's data yet" in place.told[-1] or "nobody serves" in place.told[-2]
+    assert "no peer serves the run's data yet" in place.told[-1] or "no peer serves" in place.told[-2]
     place.providers.append("a peer")
     await having
 
@@ -121,7 +121,7 @@ async def test_a_digest_that_names_no_corpus_is_the_owners_mistake(tmp_path: Pat
     served = BlobStore(tmp_path / "served")
     digest = served.put([b"a letter"])
     place = Place(tmp_path / "here", manifest(data={"name": "x", "digest": digest.hex()}), tmp_path / "served")
-    with pytest.raises(ConfigError, match=f"{digest.hex()} names no corpus"):
+    with pytest.raises(ConfigError, match=f"{digest.hex()} is not a corpus"):
         await place.have()
 
 
@@ -143,14 +143,14 @@ async def test_a_shard_that_is_not_what_the_corpus_says_is_refused(tmp_path: Pat
     lying = corpus.model_copy(update={"vocabulary_size": 100})
     run = manifest(data={"name": "served", "digest": store.put([lying.canonical_bytes()]).hex()})
     place = Place(tmp_path / "here", run, text.folder)
-    with pytest.raises(ConfigError, match=r"not what they say: .* of 100"):
+    with pytest.raises(ConfigError, match=r"not as their corpus states: .* of 100"):
         await place.have()
 
 
 async def test_data_that_do_not_fit_the_model_are_refused_before_a_shard_is_fetched(tmp_path: Path):
     text = corpus_of(tmp_path / "served", words(200, 20))
     place = Place(tmp_path / "here", manifest(data=text.settings, model={"vocab_size": 255}), text.folder)
-    with pytest.raises(ConfigError, match=r"256 tokens, and model\.config\.vocab_size is 255"):
+    with pytest.raises(ConfigError, match=r"256 tokens, but model\.config\.vocab_size is 255"):
         await place.have()
     assert len(place.peers.asked) == 1
 

@@ -281,7 +281,7 @@ async def test_a_fork_halts_until_the_owner_has_spoken(tmp_path: Path):
     word = terms.open_appointment(RUN, appointment(table.head))
     await follow_owner(kept, NEW.peer, word, nobody)
     check_forks(kept)
-    with pytest.raises(RemoteError, match="appointed a coordinator since"):
+    with pytest.raises(RemoteError, match=r"^stale-round: .*coordinator"):
         proof_of_fork(kept, 2, second.envelope)
     assert kept.length == 3
     # A follower of the other chain starts again.
@@ -429,10 +429,10 @@ def test_appoint_writes_what_makes_a_coordinator(
     assert (astray.term, astray.signer) == (5000, identity(52).peer)
     astray.close()
     another = ChainFile(tmp_path / "another.db", RUN)
-    with pytest.raises(RemoteError, match="another run"):
+    with pytest.raises(RemoteError, match=r"^wrong-run: "):
         take_over(tmp_path / "[r].chain", another)
     another.close()
-    with pytest.raises(ConfigError, match="no handover"):
+    with pytest.raises(ConfigError, match="signed manifest"):
         read_handover(folder / "chain.db")
 
 

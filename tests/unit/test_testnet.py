@@ -13,6 +13,7 @@ from dilocox.cli.dev.testnet import StatesTold, Watcher
 from dilocox.cli.progress import working
 from dilocox.protocol.errors import LocalError
 from dilocox.testnet.swarm import Testnet
+from tests.sentences import Message
 
 
 @pytest.fixture(autouse=True)
@@ -27,17 +28,20 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     return written
 
 
+NONE_TOLD = Message("cli/dev/testnet.py", "no node")
+
+
 @pytest.mark.parametrize(
     ("told", "fault"),
     [
-        ([], "no node told a state that a round had made"),
-        ([{"1": "aa"}, {"1": "aa"}], "no node told a state that a round had made"),
+        ([], NONE_TOLD),
+        ([{"1": "aa"}, {"1": "aa"}], NONE_TOLD),
         ([{"1": "aa", "2": "bb"}, {"1": "aa"}], None),
         ([{"2": "bb", "3": "cc"}, {"3": "cc", "4": "dd"}], None),
-        ([{"2": "bb"}, {"3": "cc"}, {"2": "cc"}], "nodes held different states after round 1"),
+        ([{"2": "bb"}, {"3": "cc"}, {"2": "cc"}], Message("cli/dev/testnet.py", 1)),
         (
             [{"2": "bb", "10": "aa", "3": "cc"}, {"2": "b0", "10": "cc", "3": "cc"}],
-            "nodes held different states after round 1, 9",
+            Message("cli/dev/testnet.py", "1, 9"),
         ),
     ],
 )
@@ -131,18 +135,18 @@ def test_a_row_for_each_round_and_the_state_that_all_hold_after_it(screen: io.St
 
 def test_a_state_that_differs_is_seen_in_its_row(screen: io.StringIO):
     of = watched(swarm([BEGUN, TOLD], [BEGUN, {**TOLD, "2": "b0"}]))
-    assert of.states.fault == "nodes held different states after round 1"
+    assert of.states.fault == Message("cli/dev/testnet.py", 1)
     assert "2 DIFFER" in screen.getvalue()
 
 
 def test_a_state_that_is_told_after_its_row_was_shown_is_compared_all_the_same(screen: io.StringIO):
     of = watched(swarm([BEGUN, TOLD], [BEGUN, BEGUN, BEGUN, BEGUN, {**TOLD, "2": "b0"}]))
     assert "DIFFER" not in screen.getvalue()
-    assert of.states.fault == "nodes held different states after round 1"
+    assert of.states.fault == Message("cli/dev/testnet.py", 1)
 
 
 def test_nodes_that_told_no_state_did_not_hold_one(screen: io.StringIO):
-    assert watched(swarm([BEGUN], [BEGUN])).states.fault == "no node told a state that a round had made"
+    assert watched(swarm([BEGUN], [BEGUN])).states.fault == NONE_TOLD
 
 
 def test_a_member_is_killed_when_its_round_opens(screen: io.StringIO):

@@ -199,7 +199,7 @@ async def test_another_certificate_is_not_trusted(tmp_path: Path):
         pinned = pb.PeerRecord(address=record.address, certificate=other.certificate_der)
         with pytest.raises(RemoteError, match="unavailable"):
             await fetch_blob(channels.channel(pinned), store(tmp_path, "b"), digest)
-        with pytest.raises(RemoteError, match="no certificate"):
+        with pytest.raises(RemoteError, match=r"^malformed: .*certificate"):
             channels.channel(pb.PeerRecord(address=record.address, certificate=b"junk"))
         await channels.close()
 
@@ -276,7 +276,7 @@ async def test_bytes_that_are_almost_a_certificate_end_nobody(tmp_path: Path, sp
     assert spoilt != der
     with pytest.raises(ValueError):  # noqa: PT011
         tls.pem_of(spoilt)
-    with pytest.raises(RemoteError, match="no certificate"):
+    with pytest.raises(RemoteError, match=r"^malformed: .*certificate"):
         ChannelPool().channel(pb.PeerRecord(address="192.0.2.1:1", certificate=spoilt))
 
 
@@ -322,7 +322,7 @@ async def test_of_many_places_those_asked_longest_ago_are_closed(tmp_path: Path,
     third = pool.channel(places[2])
     assert pool.channel(places[0]) is first
     assert pool.channel(places[2]) is third
-    with pytest.raises(RemoteError, match="make room"):
+    with pytest.raises(RemoteError, match=r"^unavailable: .*connections"):
         rpc.PeerStub(second).Fetch(services.FetchRequest())
     assert pool.channel(places[1]) is not second
     await pool.close()
@@ -356,7 +356,7 @@ def test_the_identity_is_private(tmp_path: Path):
         load_identity(path)
     path.chmod(0o600)
     path.write_text("not hexadecimal")
-    with pytest.raises(ConfigError, match="does not hold an identity"):
+    with pytest.raises(ConfigError, match="64 hexadecimal digits"):
         load_identity(path)
 
 

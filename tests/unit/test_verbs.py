@@ -198,7 +198,7 @@ def test_where_nothing_can_be_written_is_said_before_the_work(
     told = capfd.readouterr()
     assert code == 2, told
     assert told.out == ""
-    assert told.err.splitlines()[0].startswith(f"error[usage]: {named}: no file can be written there"), told
+    assert told.err.splitlines()[0].startswith(f"error[usage]: {named}: cannot write a file there"), told
 
 
 @pytest.mark.parametrize("name", ["a\tb", "caf\udce9", "x" * 257])
@@ -215,14 +215,14 @@ def test_a_name_that_others_would_refuse_is_refused_here(
     told = capfd.readouterr()
     assert code == 2
     assert told.out == ""
-    assert "is no name" in " ".join(told.err.replace("│", "").split())
+    assert "is not a valid name" in " ".join(told.err.replace("│", "").split())
 
 
 @pytest.mark.parametrize(
     ("words", "named"),
     [
         ("generate FOLDER --prompt x --seed 4294967296", "--seed"),
-        ("generate FOLDER --prompt caf\udce9", "--prompt is no text in UTF-8"),
+        ("generate FOLDER --prompt caf\udce9", "--prompt is not text in UTF-8"),
         ("data train-tokenizer out.json run.toml --vocabulary 99999999999999999999", "--vocabulary"),
     ],
 )
@@ -239,7 +239,7 @@ def test_a_daemon_that_only_starts_is_told_from_none(
 ):
     with closing(DataDirectory(tmp_path)):
         assert dilocox(monkeypatch, "status", "--home", tmp_path) == 3
-    assert "a daemon starts on" in capfd.readouterr().err
+    assert "is starting" in capfd.readouterr().err
     assert dilocox(monkeypatch, "status", "--home", tmp_path) == 3
     assert "error[not-running]: no daemon runs" in capfd.readouterr().err
 
@@ -248,14 +248,14 @@ def test_an_address_is_no_folder_to_an_operators_verb():
     for verb in ("pause", "resume", "leave"):
         told = CliRunner().invoke(cli.app, [verb, "--home", "http://127.0.0.1:1"])
         assert told.exit_code == 2
-        assert "name the node's folder" in told.stderr
+        assert "pass the node's folder" in told.stderr
 
 
 def test_nobody_of_an_id_is_a_sentence(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(status, "api_call", lambda home, path: [{"peer": "12D3KooWx"}])
     told = CliRunner().invoke(cli.app, ["peers", "nobody"])
     assert told.exit_code == 2
-    assert told.stderr.startswith("error[no-such-peer]: nobody begins no peer's id")
+    assert told.stderr.startswith("error[no-such-peer]: no peer's id begins with nobody")
 
 
 @pytest.mark.parametrize("said", ["12D3KooWx", "12D3KooWxabcdefghi", "12D3…fghi", "12D3...fghi", "12D3…"])

@@ -55,7 +55,7 @@ def test_one_frame(monkeypatch: pytest.MonkeyPatch):
     assert "collecting: waiting for [bold]somebody" in shown
     assert "[red]attic" in shown
     assert 'leads    "hall" at 192.0.2.1:7400' in shown
-    assert "well     no: Enough live? no" in shown
+    assert "healthy  no: Enough live? no" in shown
     assert "about 1 d 2 h to round 5" in shown
     assert "sent 0 B (at most 8 Mbit/s), received 0 B" in shown
     assert all(cell in shown for row in rounds for cell in round_row(row))
@@ -92,7 +92,7 @@ def test_the_screen_of_a_node():
         "hours": None,
         "privacy": None,
         "address": "203.0.113.7:7400",
-        "reach": "others can dial this peer",
+        "reach": "reachable",
         "clock_offset": 0.012,
         "counted": [True, True, False],
         "tokens_per_second": 8100.0,
@@ -103,7 +103,7 @@ def test_the_screen_of_a_node():
         "attestation": None,
         "excluded": [{"reason": "late", "detail": "4 s after the ballot", "do": "lower training.inner_steps"}],
         "nobody_keeps": False,
-        "health": {"well": False, "why": "Counted? in 2 of the last 3 rounds that counted anybody", "do": ""},
+        "health": {"well": False, "why": "Counted? in 2 of the last 3 rounds that counted a cluster", "do": ""},
     }
     lines = status_rows(status)
     shown = "\n".join(f"{label} {text}" for label, text in lines)
@@ -112,14 +112,14 @@ def test_the_screen_of_a_node():
         "state training: on the roster   round 41/400, inner step 37/100, 41 s left",
         "round 41 is open: waiting for the contributions of 12D3…k7Qm",
         "left about 2 h 1 min to round 400",
-        "network 203.0.113.7:7400   others can dial this peer   clock +12 ms",
+        "network 203.0.113.7:7400   reachable   clock +12 ms",
         "counted 2 of the last 3 rounds",
         "speed 8,100 tok/s   loss 3.120   sent 4,100,000 B in round 40, 1,013x less than AllReduce",
-        "line sent 9,000,000 B, received 0 B",
+        "traffic sent 9,000,000 B, received 0 B",
         "fetching 1 of 4 B (25%)",
         "warning not counted: late: 4 s after the ballot",
         "help lower training.inner_steps",
-        "well no: Counted? in 2 of the last 3 rounds that counted anybody",
+        "healthy no: Counted? in 2 of the last 3 rounds that counted a cluster",
     ):
         assert said in shown, said
     assert [label for label, _ in lines][:2] == ["run", "state"]

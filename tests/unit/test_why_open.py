@@ -122,7 +122,7 @@ def closing(*reported: int) -> Table:
 
 BEGINS = "the run begins when 3 clusters are here: "
 BELOW = "1 cluster is live and the run needs 2 (rounds.min_clusters): no deadline passes while it waits for "
-STARTED = "started again: waiting until more than half of the roster is live, at least"
+STARTED = "restarted: waiting until more than half of the roster is live, at least"
 WAITS = [
     (empty, "gathering", f"{BEGINS}0 of 3"),
     (lambda: claimed("one"), "gathering", f"{BEGINS}1 of 3"),
@@ -143,7 +143,7 @@ WAITS = [
     (
         paused_with_a_layout_that_is_not_whole,
         "collecting",
-        f"{BELOW}{names(1, 2)}; 0 clusters ask for a seat",
+        f"{BELOW}{names(1, 2)}; 0 clusters request a seat",
     ),
     (lambda: leaving(0, 1, 2, 3), "collecting", f"{BELOW}{first_of(0, 1, 2, 3)} and 1 more"),
     (lambda: absent(voting(0), 0, 1, 2, 3), "voting", f"{BELOW}{first_of(0, 1, 2, 3)} and 1 more"),

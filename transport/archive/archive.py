@@ -160,7 +160,7 @@ class Archive:
         except FileNotFoundError as error:
             self._here.discard(digest)
             raise RemoteError(
-                pb.REASON_UNAVAILABLE, f"the archive {self.url} does not hold the blob {digest.hex()[:16]}…"
+                pb.REASON_UNAVAILABLE, f"the archive {self.url} does not contain the blob {digest.hex()[:16]}…"
             ) from error
         size = _SIZE.unpack_from(raw)[0] if len(raw) >= _SIZE.size else limits.BLOB_BYTES + 1
         end = _SIZE.size + 32 * chunk_count(size)
@@ -175,14 +175,14 @@ class Archive:
         RemoteError where it is not here, larger than `most`, or damaged: what was right stays."""
         index = self._index(digest)
         if index.size > most:
-            raise RemoteError(pb.REASON_OVERSIZE, f"{index.size} bytes; at most {most} expected")
+            raise RemoteError(pb.REASON_OVERSIZE, f"{index.size} bytes; expected at most {most}")
         partial, received = PartialBlob(store, digest, index.size, index.hashes), 0
         with self._chunks(digest, index, partial.next_chunk, stop) as chunks:
             for chunk in chunks:
                 partial.feed(chunk)
                 received += len(chunk)
         if not partial.complete:
-            raise RemoteError(pb.REASON_DIGEST_MISMATCH, f"{digest.hex()[:16]}… in the archive {self.url} is not whole")
+            raise RemoteError(pb.REASON_DIGEST_MISMATCH, f"{digest.hex()[:16]}… in the archive {self.url} is incomplete")
         partial.finish()
         return received
 
@@ -205,7 +205,7 @@ class Archive:
         """All of a small document, verified. Raises RemoteError."""
         index = self._index(digest)
         if index.size > most:
-            raise RemoteError(pb.REASON_OVERSIZE, f"{index.size} bytes; at most {most} expected")
+            raise RemoteError(pb.REASON_OVERSIZE, f"{index.size} bytes; expected at most {most}")
         with self._chunks(digest, index, 0, None) as chunks:
             data = b"".join(chunks)
         if digest_of([data]) != digest:
@@ -230,16 +230,14 @@ class Archive:
             try:
                 head = ArchiveHead.parse(self._get(f"{HEADS}/{name}", HEAD_BYTES))
                 if (head.run, head.sequence) != (self.run_id.hex(), int(name)):
-                    raise RemoteError(pb.REASON_WRONG_RUN, "it is of another run, or another's place")
+                    raise RemoteError(pb.REASON_WRONG_RUN, "it belongs to another run or another number")
                 return head
             except FileNotFoundError:
                 continue  # a newer one appeared during the read
             except RemoteError as error:
                 if error.reason == pb.REASON_UNAVAILABLE:
                     raise
-                log.warning(
-                    "head %s of the archive %s is damaged (%s); looking at the one before", name, self.url, error.detail
-                )
+                log.warning("head %s of the archive %s is damaged (%s); trying the one before", name, self.url, error.detail)
         return None
 
     @property
@@ -258,12 +256,10 @@ class Archive:
         name = f"{HEADS}/{head.sequence:012}"
         if not _HEAD.fullmatch(name.removeprefix(f"{HEADS}/")):
             last = f"{HEADS}/{self._newest}"
-            raise ConfigError(
-                f"{self.url} has the last head that there can be, {last}, which no archive wrote: remove that object"
-            )
+            raise ConfigError(f"{self.url} has the last possible head, {last}, which no archive wrote: delete that object")
         if not self.storage.put_new(name, self._sealing.seal(name, head.model_dump_json().encode())):
             self._here.clear()  # the other one may have removed what was here
-            raise RemoteError(pb.REASON_UNAVAILABLE, f"somebody else writes to the archive {self.url} too: end one of them")
+            raise RemoteError(pb.REASON_UNAVAILABLE, f"another process also writes to the archive {self.url}: stop one of them")
         self._newest = head.sequence
         for old in self._heads()[HEADS_KEPT:]:
             self.storage.delete(f"{HEADS}/{old}")
@@ -272,7 +268,7 @@ class Archive:
 
 def _check(stop: threading.Event | None) -> None:
     if stop is not None and stop.is_set():
-        raise RemoteError(pb.REASON_UNAVAILABLE, "it was called off")
+        raise RemoteError(pb.REASON_UNAVAILABLE, "it was cancelled")
 
 
 @contextmanager
@@ -306,15 +302,17 @@ def create_archive(url: str, run_id: bytes, key: Path | None) -> Archive:
     storage, sealing = open_storage(url), _sealing(run_id, key)
     if storage.size(MARKER) is None:
         if storage.sizes(""):
-            raise ConfigError(f"{storage.url} holds files that no archive made. Name an empty place with --archive.")
+            raise ConfigError(
+                f"{storage.url} contains files that no archive wrote. Use an empty folder or prefix with --archive."
+            )
         marker = Marker(format="dilocox-archive-1", run=run_id.hex(), check=sealing.check)
         if storage.put_new(MARKER, marker.model_dump_json(indent=1).encode()):
-            log.info("a new archive in %s", storage.url)
+            log.info("created an archive in %s", storage.url)
     archive = open_archive(url, key, run_id)
     if storage.put_new(MARKER, storage.get(MARKER, MARKER_BYTES)):
         raise ConfigError(
-            f"{storage.url} overwrites what it is told not to (If-None-Match: *), so two who write could lose each other's heads."
-            " Name a bucket of a server that refuses, as Amazon S3, Cloudflare R2, MinIO and Ceph do"
+            f"{storage.url} ignores If-None-Match: *, so two writers could overwrite each other's heads. Use a "
+            "bucket of a server that supports it, such as Amazon S3, Cloudflare R2, MinIO or Ceph"
         )
     return archive
 
@@ -326,18 +324,16 @@ def open_archive(url: str, key: Path | None, run_id: bytes | None = None) -> Arc
     try:
         marker = Marker.model_validate_json(storage.get(MARKER, MARKER_BYTES))
     except FileNotFoundError as error:
-        raise ConfigError(
-            f"there is no archive in {storage.url}. Make one: dilocox archive --archive URL --join LINK"
-        ) from error
+        raise ConfigError(f"no archive in {storage.url}. Make one: dilocox archive --archive URL --join LINK") from error
     except ValidationError as error:
         raise ConfigError(f"{MARKER} in {storage.url} is damaged, or of another version") from error
     found = bytes.fromhex(marker.run)
     if run_id not in (None, found):
-        raise ConfigError(f"the archive {storage.url} is of the run {marker.run}")
+        raise ConfigError(f"the archive {storage.url} belongs to the run {marker.run}")
     if marker.check and key is None:
-        raise ConfigError(f"the archive {storage.url} is sealed: name its key with --archive-key FILE")
+        raise ConfigError(f"the archive {storage.url} is encrypted: pass its key with --archive-key FILE")
     if not marker.check and key is not None:
-        raise ConfigError(f"the archive {storage.url} is not sealed: leave --archive-key away, or name another place")
+        raise ConfigError(f"the archive {storage.url} is not encrypted: remove --archive-key, or use another archive")
     sealing = _sealing(found, key)
     if marker.check != sealing.check:
         raise ConfigError(f"{key} is not the key of the archive {storage.url}")

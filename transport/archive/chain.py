@@ -44,10 +44,10 @@ def some_head(archive: Archive) -> ArchiveHead:
     if head is None and archive.begun:
         raise RemoteError(
             pb.REASON_DIGEST_MISMATCH,
-            f"no head of the archive {archive.url} can be read, they are damaged: `dilocox archive`, beside the run, writes one",
+            f"all heads of the archive {archive.url} are damaged: run `dilocox archive` beside the run to write a new one",
         )
     if head is None:
-        raise LocalError(f"the archive {archive.url} holds nothing yet: `dilocox archive` has not got so far")
+        raise LocalError(f"the archive {archive.url} is still empty: `dilocox archive` has not written a head yet")
     return head
 
 
@@ -61,7 +61,7 @@ def _envelope(raw: bytes) -> pb.Envelope:
     try:
         return pb.Envelope.FromString(raw)
     except DecodeError as error:
-        raise RemoteError(pb.REASON_MALFORMED, "what should be a statement is none") from error
+        raise RemoteError(pb.REASON_MALFORMED, "an entry is not a statement") from error
 
 
 def archived_manifest(archive: Archive, head: ArchiveHead) -> Manifest:
@@ -85,7 +85,7 @@ def commits_of(archive: Archive, head: ArchiveHead, first: int = 0) -> Iterator[
         if segment.end > first:
             raws = unpacked(archive.read(bytes.fromhex(segment.blob), SEGMENT_BYTES + limits.MESSAGE_BYTES))
             if len(raws) != segment.count:
-                raise RemoteError(pb.REASON_MALFORMED, f"a segment of {len(raws)} commits, {segment.count} expected")
+                raise RemoteError(pb.REASON_MALFORMED, f"a segment of {len(raws)} commits, expected {segment.count}")
             yield from raws[max(0, first - segment.first) :]
 
 
@@ -95,7 +95,9 @@ def check_commits(archive: Archive, chain: ChainFile) -> None:
     for number, raw in enumerate(commits_of(archive, some_head(archive))):
         ours = chain.raw(number)
         if ours is not None and _digest(raw) != _digest(ours):
-            raise RemoteError(pb.REASON_DIGEST_MISMATCH, f"commit {number} in the archive {archive.url} is not the run's")
+            raise RemoteError(
+                pb.REASON_DIGEST_MISMATCH, f"commit {number} in the archive {archive.url} is not valid in this run"
+            )
 
 
 @dataclass(frozen=True)
@@ -167,7 +169,7 @@ def unpacked(data: bytes) -> list[bytes]:
     while at < len(data):
         end = at + _LENGTH.size + (_LENGTH.unpack_from(data, at)[0] if at + _LENGTH.size <= len(data) else len(data))
         if end > len(data):
-            raise RemoteError(pb.REASON_MALFORMED, "a segment of commits is cut short")
+            raise RemoteError(pb.REASON_MALFORMED, "a segment of commits is truncated")
         raws.append(data[at + _LENGTH.size : end])
         at = end
     return raws

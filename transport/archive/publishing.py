@@ -39,7 +39,7 @@ class Snapshots:
         marker = json.dumps({"run_id": run_id.hex()}).encode()
         try:
             if not self._storage.put_new(MARKER, marker) and self._storage.get(MARKER, MARKER_BYTES) != marker:
-                raise ConfigError(f"{self.url} holds models of another run: name another place")
+                raise ConfigError(f"{self.url} contains models of another run: use another folder or prefix")
         except RemoteError as error:
             raise LocalError(error.detail) from error
 

@@ -78,7 +78,7 @@ class Sealed:
         try:
             return self._cipher.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], name.encode())
         except (InvalidTag, ValueError) as error:
-            raise RemoteError(pb.REASON_DIGEST_MISMATCH, f"{name} in the archive is not what was sealed there") from error
+            raise RemoteError(pb.REASON_DIGEST_MISMATCH, f"{name} in the archive was changed after it was encrypted") from error
 
 
 def load_key(path: Path) -> bytes:
@@ -86,14 +86,14 @@ def load_key(path: Path) -> bytes:
     try:
         raw = path.read_bytes()
         if path.stat().st_mode & 0o077:
-            raise ConfigError(f"the archive key {path} can be read by others. Run: chmod 600 {path}")
+            raise ConfigError(f"other users can read the archive key {path}. Run: chmod 600 {path}")
         key = bytes.fromhex(raw.decode("ascii").strip())
     except OSError as error:
-        raise ConfigError(f"the archive key {path} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"cannot read the archive key {path}: {error.strerror}") from error
     except ValueError as error:
-        raise ConfigError(f"{path} does not hold an archive key (64 hexadecimal digits)") from error
+        raise ConfigError(f"{path} does not contain an archive key (64 hexadecimal digits)") from error
     if len(key) != KEY_BYTES:
-        raise ConfigError(f"{path} does not hold an archive key (64 hexadecimal digits)")
+        raise ConfigError(f"{path} does not contain an archive key (64 hexadecimal digits)")
     return key
 
 

@@ -82,7 +82,7 @@ class ArchiveSource:
     async def fetch(self, digest: bytes, store: BlobStore, most: int) -> int:
         """Have the blob in `store`, and right; returns the bytes received. Raises RemoteError."""
         if time.monotonic() < self._missing.get(digest, 0.0):
-            raise RemoteError(pb.REASON_UNAVAILABLE, "the archive did not hold it a moment ago")
+            raise RemoteError(pb.REASON_UNAVAILABLE, "the archive did not have it at the last request")
         archive = await self._opened()
         try:
             received = await stoppable(archive.fetch, digest, store, most)
@@ -94,7 +94,7 @@ class ArchiveSource:
             raise
         if not self._told:
             self._told = True
-            log.info("the archive %s serves what no peer does", archive.url)
+            log.info("fetching from the archive %s, because no peer serves the blobs", archive.url)
         return received
 
     async def check_commits(self, chain: ChainFile) -> None:

@@ -78,7 +78,7 @@ def open_storage(url: str, option: str = "--archive") -> Storage:
         parts = urlsplit(url)
     except ValueError as error:
         raise ConfigError(
-            f"{option} {printable(url)[:SHOWN_CHARACTERS]} is no URL: {error}. Use file:///PATH or s3://BUCKET/PREFIX"
+            f"{option} {printable(url)[:SHOWN_CHARACTERS]} is not a URL: {error}. Use file:///PATH or s3://BUCKET/PREFIX"
         ) from error
     if scheme == "file" and parts.netloc in ("", "localhost") and parts.path:
         return _folder(Path(unquote(parts.path)), option)
@@ -87,8 +87,9 @@ def open_storage(url: str, option: str = "--archive") -> Storage:
     if scheme not in ("file", "s3") and (entry := installed(SCHEMES).get(scheme)) is not None:
         return cast("Storage", call(entry, url))
     raise ConfigError(
-        f"{option} {printable(url)[:SHOWN_CHARACTERS]} is no archive: use a folder, file:///PATH or s3://BUCKET/PREFIX. Set the"
-        " bucket's server and credentials with AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
+        f"{option} {printable(url)[:SHOWN_CHARACTERS]} is not an archive: use a folder, file:///PATH or "
+        "s3://BUCKET/PREFIX. Set the bucket's server and credentials with AWS_ENDPOINT_URL, AWS_REGION, "
+        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
     )
 
 
@@ -100,19 +101,19 @@ def _folder(path: Path, option: str) -> "FolderStorage":
             raise ValueError
         there = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
     except (OSError, ValueError) as error:  # too long a name, a zero byte, half of a character
-        why = error.strerror if isinstance(error, OSError) else "it holds characters that no path has"
-        raise ConfigError(f"{option} {shown}: {why}. Name another folder") from error
+        why = error.strerror if isinstance(error, OSError) else "it contains characters that a path cannot have"
+        raise ConfigError(f"{option} {shown}: {why}. Use another folder") from error
     if not there.is_dir():
-        raise ConfigError(f"{option} {shown}: {there} is a file. Name a folder, or file:///PATH or s3://BUCKET/PREFIX")
+        raise ConfigError(f"{option} {shown}: {there} is a file. Use a folder, or file:///PATH or s3://BUCKET/PREFIX")
     return FolderStorage(path)
 
 
 def _unavailable(url: str, why: str) -> RemoteError:
-    return RemoteError(pb.REASON_UNAVAILABLE, f"the archive {url} cannot be used: {why}")
+    return RemoteError(pb.REASON_UNAVAILABLE, f"cannot use the archive {url}: {why}")
 
 
 def _oversize(url: str, name: str, size: int, most: int) -> RemoteError:
-    return RemoteError(pb.REASON_OVERSIZE, f"{name} in the archive {url} has {size} bytes, at most {most} are expected")
+    return RemoteError(pb.REASON_OVERSIZE, f"{name} in the archive {url} has {size} bytes, expected at most {most}")
 
 
 class FolderStorage:
@@ -160,7 +161,7 @@ class FolderStorage:
             path = self._ready(self.folder / name)
             write_atomically(path, data)
             if path.read_bytes() != data:
-                raise _unavailable(self.url, f"{name} does not read as it was written")
+                raise _unavailable(self.url, f"{name} was written, but reading it gives other bytes")
 
         self._doing(write)
 
@@ -235,7 +236,7 @@ class BucketStorage:
         try:
             return what()
         except FileNotFoundError as error:
-            raise _unavailable(self.url, "there is no such bucket") from error
+            raise _unavailable(self.url, "no such bucket") from error
         except BaseError as error:
             raise _unavailable(self.url, _first_line(error)) from error
 
@@ -274,7 +275,7 @@ class BucketStorage:
             if self.size(name) is not None:
                 return False
             time.sleep(CONFLICT_SECONDS * 2**attempt)  # obstore also reports a conflict as an existing object
-        raise _unavailable(self.url, f"{name} is written by somebody else all the time")
+        raise _unavailable(self.url, f"other processes write {name} all the time")
 
     def sizes(self, folder: str) -> dict[str, int]:
         def look() -> dict[str, int]:
@@ -284,7 +285,7 @@ class BucketStorage:
                 for item in batch:
                     found[item["path"].removeprefix(below)] = item["size"]
                 if len(found) > LISTED:
-                    raise RemoteError(pb.REASON_OVERSIZE, f"a listing of {folder} that does not end")
+                    raise RemoteError(pb.REASON_OVERSIZE, f"listing {folder} does not end")
             return found
 
         return self._doing(look)

@@ -68,7 +68,9 @@ class CallerAuth:
         peer = self._verified_known.get(raw) or self._verified_unknown.pop(raw, "")
         if not peer:
             if len(raw) > limits.CREDENTIAL_BYTES:
-                raise RemoteError(pb.REASON_OVERSIZE, f"a credential of {len(raw)} bytes; at most {limits.CREDENTIAL_BYTES}")
+                raise RemoteError(
+                    pb.REASON_OVERSIZE, f"a credential of {len(raw)} bytes; the limit is {limits.CREDENTIAL_BYTES}"
+                )
             call = open_envelope(raw, self._run_id, (pb.KIND_CALL,))
             if call.body.certificate != self._certificate:
                 raise RemoteError(pb.REASON_BAD_SIGNATURE, "the credential is for another server")

@@ -312,7 +312,7 @@ class ConnectionLimits:
     async def _look_for_ever(self, sockets: ServerSockets) -> None:
         while True:
             began = time.monotonic()
-            here = sockets.look()
+            here = sockets.read()
             beyond = self.table.observe(here)
             if beyond:
                 sockets.reset(beyond)

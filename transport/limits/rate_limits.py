@@ -39,7 +39,7 @@ def bits_per_second(text: str, option: str) -> float:
     found = RATE.fullmatch(text.strip().lower())
     bits = float(found[1]) * UNITS_BITS[found[2]] if found is not None else 0.0
     if not 0 < bits <= FASTEST_BITS_PER_SECOND:
-        raise ConfigError(f"{option} {text}: a number and kbit, mbit or gbit, such as 20mbit")
+        raise ConfigError(f"{option} {text}: use a number and kbit, mbit or gbit, such as 20mbit")
     return bits
 
 
@@ -52,13 +52,13 @@ def parse_rates(texts: Iterable[str], option: str, slowest_bits_per_second: floa
         bits = bits_per_second(rate, option)
         if bits < slowest_bits_per_second:
             raise ConfigError(
-                f"{option} {text}: under {slowest_bits_per_second / 1e3:.0f}kbit no payload arrives in time."
-                " `dilocox pause` stops all."
+                f"{option} {text}: below {slowest_bits_per_second / 1e3:.0f}kbit no payload arrives in time. Run "
+                "`dilocox pause` to stop all traffic."
             )
         if at:
             timed.append((Hours.parse(hours), bits / 8))
         elif usual is not None:
-            raise ConfigError(f"{option} is said twice without hours: add them to one, such as {text}@08-22")
+            raise ConfigError(f"{option} is set twice without hours: add hours to one, such as {text}@08-22")
         else:
             usual = bits / 8
     return Rates(tuple(timed), usual)

@@ -35,12 +35,12 @@ class Hours:
         """22-06, or 22:30-06:15. Raises ConfigError."""
         found = HOURS.fullmatch(text.strip())
         if found is None:
-            raise ConfigError(f"{text!r} names no hours of the day: write them like 22-06, or 22:30-06:15")
+            raise ConfigError(f"{text!r} are not hours of the day: use 22-06, or 22:30-06:15")
         begin, end = (60 * int(hour) + int(minute or 0) for hour, minute in (found.group(1, 2), found.group(3, 4)))
         if begin >= DAY_MINUTES or end > DAY_MINUTES or any(int(minute or 0) >= 60 for minute in found.group(2, 4)):
-            raise ConfigError(f"{text!r} names an hour that no day has: they go from 00:00 to 24:00")
+            raise ConfigError(f"{text!r} contains an hour outside 00:00 to 24:00")
         if begin == end % DAY_MINUTES and (begin, end) != (0, DAY_MINUTES):
-            raise ConfigError(f"{text!r} begins when it ends: leave it out for the whole day")
+            raise ConfigError(f"{text!r} begins when it ends: remove it for the whole day")
         return cls(begin, end or DAY_MINUTES)
 
     def hold(self, at: datetime) -> bool:

@@ -48,7 +48,7 @@ class ServerSockets:
         self._descriptors: dict[Endpoint, int] = {}
         self._names: dict[Endpoint, bytes] = {}
 
-    def look(self) -> Mapping[Endpoint, Received]:
+    def read(self) -> Mapping[Endpoint, Received]:
         """Return what arrived on each connection. Blocking, for some microseconds each."""
         found: dict[Endpoint, Received] = {}
         descriptors: dict[Endpoint, int] = {}

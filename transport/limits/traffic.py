@@ -167,7 +167,9 @@ class CountedChannel:
 
             def call(*arguments: Any, **details: Any) -> grpc.aio.Call:
                 if self._closed:
-                    raise RemoteError(pb.REASON_UNAVAILABLE, "the connection was closed to make room for others")
+                    raise RemoteError(
+                        pb.REASON_UNAVAILABLE, "the connection was closed, because the limit of connections was reached"
+                    )
                 begun: grpc.aio.Call = begin(*arguments, **details)
                 self._calls.add(begun)
                 return begun

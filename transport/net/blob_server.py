@@ -60,7 +60,7 @@ class StreamQuota:
         """`earned`: of what there is to earn. Raises RemoteError when too many wait, or it takes too long."""
         each = max(1, int(self._each * earned))
         if self.here.total() >= self._most or self.here[caller] >= 2 * self._each:
-            raise RemoteError(pb.REASON_RATE, "too many wait for their turn here")
+            raise RemoteError(pb.REASON_RATE, "too many calls wait here")
         own = self.own.setdefault(caller, asyncio.Semaphore(each))
         self.here[caller] += 1
         try:
@@ -70,7 +70,7 @@ class StreamQuota:
                         await held.enter_async_context(own)
                         await held.enter_async_context(self._all.one(-earned))
                 except TimeoutError as error:
-                    raise RemoteError(pb.REASON_RATE, "its turn did not come") from error
+                    raise RemoteError(pb.REASON_RATE, "the call waited too long") from error
                 yield
         finally:
             self.here[caller] -= 1
@@ -164,7 +164,7 @@ class Coming:
                     hashes = list(what.index.chunk_hashes)
                     self._partial = await in_thread(PartialBlob, self._store, what.digest, what.index.size, hashes, PUSHED)
                 if self._partial.held < at:
-                    raise RemoteError(pb.REASON_UNAVAILABLE, "what had arrived was swept away meanwhile")
+                    raise RemoteError(pb.REASON_UNAVAILABLE, "the bytes received so far were deleted in the meantime")
                 await in_thread(self._partial.feed_from_start, chunk, at)
                 if complete := self._partial.complete:
                     await in_thread(self._partial.finish)
@@ -211,7 +211,7 @@ class PeerService(rpc.PeerServicer):
         async with self._turn(context):
             raw = await asyncio.to_thread(self.run.commit, request.round)
             if raw is None:
-                raise RemoteError(pb.REASON_UNAVAILABLE, "this peer does not hold that commit")
+                raise RemoteError(pb.REASON_UNAVAILABLE, "this peer does not have that commit")
             await self.traffic.upload.spend(len(raw))
             return pb.Envelope.FromString(raw)
         raise AssertionError  # what `_turn` catches ends the call
@@ -220,7 +220,7 @@ class PeerService(rpc.PeerServicer):
         async with self._turn(context):
             found = await asyncio.to_thread(self.run.share, request.blob) if len(request.blob) == 32 else None
             if found is None:
-                raise RemoteError(pb.REASON_UNAVAILABLE, "this peer keeps no share of that blob")
+                raise RemoteError(pb.REASON_UNAVAILABLE, "this peer stores no erasure shard of that blob")
             await self.traffic.upload.spend(found.ByteSize())
             return found
         raise AssertionError  # what `_turn` catches ends the call
@@ -228,22 +228,22 @@ class PeerService(rpc.PeerServicer):
     async def Push(self, request_iterator: AsyncIterator[services.PushRequest], context: Context) -> pb.Envelope:
         async with self._turn(context) as caller:
             try:
-                return await self._keep(caller, request_iterator)
+                return await self._receive_push(caller, request_iterator)
             except (TimeoutError, StopAsyncIteration) as error:
-                raise RemoteError(pb.REASON_UNAVAILABLE, "the push stopped") from error
+                raise RemoteError(pb.REASON_UNAVAILABLE, "the upload stopped") from error
         raise AssertionError  # what `_turn` catches ends the call
 
-    async def _keep(self, author: str, parts: AsyncIterator[services.PushRequest]) -> pb.Envelope:
+    async def _receive_push(self, author: str, parts: AsyncIterator[services.PushRequest]) -> pb.Envelope:
         """Raises RemoteError where the blob is not kept, or is not what was announced."""
         async with asyncio.timeout(GRACE_SECONDS):
             what = (await anext(parts)).index
         if len(what.digest) != 32:
             raise RemoteError(pb.REASON_MALFORMED, "a digest has 32 bytes")
         if self.run.keeper is None or not author:
-            raise RemoteError(pb.REASON_UNAVAILABLE, "this peer keeps nothing for others")
+            raise RemoteError(pb.REASON_UNAVAILABLE, "this peer does not relay")
         self.run.keeper.admit(author, what.digest, what.index.size)
         if blob_digest(what.index.size, what.index.chunk_hashes) != what.digest:
-            raise RemoteError(pb.REASON_DIGEST_MISMATCH, "the chunk hashes are not what the digest commits to")
+            raise RemoteError(pb.REASON_DIGEST_MISMATCH, "the chunk hashes do not match the digest")
         coming = self._coming.setdefault(what.digest, Coming(self._store))
         coming.begin()
         try:
@@ -292,7 +292,7 @@ class PeerService(rpc.PeerServicer):
         except RemoteError as error:
             await context.abort(_CODES.get(error.reason, grpc.StatusCode.UNAUTHENTICATED), error.detail)
 
-    def _holds(self, digest: bytes) -> BlobStore:
+    def _store_with(self, digest: bytes) -> BlobStore:
         """Return the store that contains the blob. Blocking. Raises RemoteError if none does."""
         if len(digest) == 32:
             if self._store.sound(digest):
@@ -300,11 +300,11 @@ class PeerService(rpc.PeerServicer):
             for shelf in self.run.shelves:
                 if shelf.holds(digest):
                     return shelf.store
-        raise RemoteError(pb.REASON_UNAVAILABLE, "this peer does not hold that blob")
+        raise RemoteError(pb.REASON_UNAVAILABLE, "this peer does not have that blob")
 
     async def _serve(self, request: services.FetchRequest, context: Context) -> None:
         """Raises RemoteError when the blob is not here."""
-        store = await asyncio.to_thread(self._holds, request.digest)
+        store = await asyncio.to_thread(self._store_with, request.digest)
         hashes = await asyncio.to_thread(store.index, request.digest)
         size = store.size(request.digest)
         await send(context, services.FetchReply(index=services.BlobIndex(size=size, chunk_hashes=hashes)))
@@ -322,4 +322,4 @@ async def send(context: Context, reply: Message) -> None:
             await context.write(reply)
     except TimeoutError:
         # Not `abort`: its answer would wait behind what is not taken, and the call with it.
-        raise asyncio.CancelledError("the caller does not take what it asked for") from None
+        raise asyncio.CancelledError("the caller stopped reading") from None

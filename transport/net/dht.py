@@ -68,10 +68,10 @@ class Dht:
             try:
                 came_up = await self._run_once()
             except (OSError, ValueError) as error:  # no process, no memory, no disk; its text is not for our log
-                log.warning("the DHT process cannot be used: %s", error)
+                log.warning("cannot use the DHT process: %s", error)
                 came_up = False
             pause = FIRST_RESTART_SECONDS if came_up else min(LONGEST_RESTART_SECONDS, 2 * pause)
-            log.warning("the DHT process ended; starting it again in %.0f s", pause)
+            log.warning("the DHT process ended; restarting it in %.0f s", pause)
             await asyncio.sleep(pause)
 
     async def _run_once(self) -> bool:
@@ -137,7 +137,7 @@ class Dht:
         """The child's reply, within so many seconds. Raises LocalError."""
         process = self._process
         if process is None or process.stdin is None or not self._up:
-            raise LocalError("the DHT process is not up")
+            raise LocalError("the DHT process is not running yet")
         self._next_id += 1
         number, future = self._next_id, asyncio.get_running_loop().create_future()
         self._requests[number] = future

@@ -209,7 +209,7 @@ def socket_folder(home: Path, run_id: bytes) -> Path:
         except OSError:
             continue
         return folder
-    raise LocalError(f"no folder for sockets can be made in {', '.join(roots)}: set TMPDIR to a folder with a short path")
+    raise LocalError(f"cannot make a folder for sockets in {', '.join(roots)}: set TMPDIR to a folder with a short path")
 
 
 async def run(settings: dict[str, Any], make: Callable[[bytes], Records]) -> None:

@@ -148,7 +148,7 @@ def choose_port() -> int:
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("0.0.0.0", port))
             return port
-    raise LocalError("no free TCP port was found. Name one with --dht-port.")
+    raise LocalError("no free TCP port was found. Use one with --dht-port.")
 
 
 def _look_for(port: int, what: str, option: str) -> None:
@@ -159,8 +159,8 @@ def _look_for(port: int, what: str, option: str) -> None:
             probe.bind(("0.0.0.0", port))
             probe.listen()
         except OSError as error:
-            why = error.strerror if error.errno != errno.EADDRINUSE else "another program listens there"
-            raise PortError(f"{what} port {port} cannot be used: {why}. Choose another with {option}.") from error
+            why = error.strerror if error.errno != errno.EADDRINUSE else "another program uses it"
+            raise PortError(f"cannot use {what} port {port}: {why}. Use another with {option}.") from error
 
 
 def multiaddr(host: str, port: int, peer: str) -> str:
@@ -195,7 +195,7 @@ async def open_network(
         try:
             _look_for(dht_port, "DHT", "--dht-port")
         except PortError as error:  # an earlier DHT process may be ending
-            log.warning("%s Until then other peers do not find this daemon by the DHT.", error)
+            log.warning("%s Until then other peers do not find this daemon in the DHT.", error)
     known = home.run_folder(run_id) / "peers.json"
     everywhere = "/ip6/::" if ":" in listen.host else "/ip4/0.0.0.0"
     settings = DhtSettings(run_id, home.identity, home.folder, f"{everywhere}/tcp/{dht_port}", tuple(bootstrap))

@@ -56,10 +56,10 @@ class ReachService(rpc.ReachServicer):
         try:
             record = open_envelope(request.record, self._run_id, (pb.KIND_PEER_RECORD,))
             if record.peer != self._callers.peer(context):
-                raise RemoteError(pb.REASON_BAD_SIGNATURE, "a peer asks for itself")
+                raise RemoteError(pb.REASON_BAD_SIGNATURE, "a peer may ask about itself only")
             self._heads.take(record.peer, context.invocation_metadata())
             if at in self._dialling or len(self._dialling) >= limits.DIALS_AT_ONCE:
-                raise RemoteError(pb.REASON_RATE, "others are being dialled")
+                raise RemoteError(pb.REASON_RATE, "other peers are being checked")
         except RemoteError as error:
             code = grpc.StatusCode.RESOURCE_EXHAUSTED if error.reason == pb.REASON_RATE else grpc.StatusCode.UNAUTHENTICATED
             await context.abort(code, error.detail)
@@ -86,11 +86,11 @@ async def dial(record: pb.PeerRecord, caller: str) -> None:
         resolve = partial(socket.getaddrinfo, host, int(port), type=socket.SOCK_STREAM)
         found = await asyncio.get_running_loop().run_in_executor(_RESOLVERS, resolve)
     except (OSError, ValueError) as error:
-        raise RemoteError(pb.REASON_UNAVAILABLE, f"{record.address} is no address") from error
+        raise RemoteError(pb.REASON_UNAVAILABLE, f"{record.address} is not an address") from error
     if not caller or caller not in {endpoint_of_socket(place[4]).address for place in found}:
-        raise RemoteError(pb.REASON_UNAVAILABLE, f"its calls come from {caller}, and its record names {host}")
+        raise RemoteError(pb.REASON_UNAVAILABLE, f"its calls come from {caller}, but its record names {host}")
     if await presented(caller, int(port)) != record.certificate:
-        raise RemoteError(pb.REASON_UNAVAILABLE, f"at {record.address} another server answers")
+        raise RemoteError(pb.REASON_UNAVAILABLE, f"another server answers at {record.address}")
 
 
 async def presented(host: str, port: int) -> bytes:
@@ -131,8 +131,8 @@ class Reachability:
     @property
     def sentence(self) -> str:
         if self.reachable is None:
-            return "nobody has said yet whether this peer can be dialled"
-        return "others can dial this peer" if self.reachable else f"no other can dial this peer: {self.why}"
+            return "no peer has tried to reach this peer yet"
+        return "reachable: other peers can open a connection" if self.reachable else f"not reachable: {self.why}"
 
     async def ask(self, channels: ChannelPool, others: list[pb.PeerRecord], record: Statement[pb.PeerRecord]) -> None:
         """Ask some peers. One that reaches this peer decides; otherwise the reports do. A peer that does not answer does

@@ -79,7 +79,7 @@ async def create_server(
     try:
         port = server.add_secure_port(listen, credentials)
     except RuntimeError as error:
-        raise PortError(f"cannot listen on {listen}: another program has that port, or this user may not open it") from error
+        raise PortError(f"cannot listen on {listen}: another program uses that port, or this user may not open it") from error
     return server, port
 
 
@@ -124,7 +124,7 @@ class ChannelPool:
         try:
             credentials = grpc.ssl_channel_credentials(pem_of(record.certificate))
         except ValueError as error:
-            raise RemoteError(pb.REASON_MALFORMED, "its record holds no certificate") from error
+            raise RemoteError(pb.REASON_MALFORMED, "its record contains no certificate") from error
         if self._identity is not None:
             caller = grpc.metadata_call_credentials(Credentials(self._identity, self._run_id, record.certificate, self.heads))
             credentials = grpc.composite_channel_credentials(credentials, caller)
@@ -151,7 +151,7 @@ async def record_of(way: Way) -> pb.PeerRecord:
     """Return the record of the peer at a link's address. Raises RemoteError if no peer, or another one, answers there."""
     certificate = await asyncio.to_thread(fetch_certificate, *way.endpoint, CONNECT_SECONDS)
     if sha256(certificate) != way.certificate:
-        raise RemoteError(pb.REASON_BAD_SIGNATURE, f"at {way.at} is another server than the link names")
+        raise RemoteError(pb.REASON_BAD_SIGNATURE, f"the server at {way.at} has another certificate than the link names")
     return pb.PeerRecord(address=way.at, certificate=certificate)
 
 
@@ -182,7 +182,7 @@ async def fetch_blob(
             first = await anext(aiter(stream))
             heard(await stream.initial_metadata())
         if first.index.size > max_size:
-            raise RemoteError(pb.REASON_OVERSIZE, f"{first.index.size} bytes; at most {max_size} expected")
+            raise RemoteError(pb.REASON_OVERSIZE, f"{first.index.size} bytes; expected at most {max_size}")
         partial = await in_thread(PartialBlob, store, digest, first.index.size, list(first.index.chunk_hashes))
         if partial.next_chunk and not partial.complete:
             stream.cancel()
@@ -222,7 +222,7 @@ async def fetch_chunk(channel: grpc.aio.Channel, digest: bytes, size: int, chunk
             index = (await anext(aiter(stream))).index
             hashes = list(index.chunk_hashes)
             if index.size != size or len(hashes) != chunk_count(size) or blob_digest(size, hashes) != digest:
-                raise RemoteError(pb.REASON_DIGEST_MISMATCH, "the chunk hashes are not what the digest commits to")
+                raise RemoteError(pb.REASON_DIGEST_MISMATCH, "the chunk hashes do not match the digest")
             while len(data) < wanted:
                 data += (await anext(aiter(stream))).data
     except grpc.aio.AioRpcError as error:
@@ -233,7 +233,7 @@ async def fetch_chunk(channel: grpc.aio.Channel, digest: bytes, size: int, chunk
         stream.cancel()
     found = bytes(data[:wanted])
     if hashes and sha256(found) != hashes[chunk]:
-        raise RemoteError(pb.REASON_DIGEST_MISMATCH, f"chunk {chunk} does not have its hash")
+        raise RemoteError(pb.REASON_DIGEST_MISMATCH, f"chunk {chunk} does not match its hash")
     return found
 
 
@@ -263,7 +263,7 @@ async def push_blob(
                 before = -1
                 while not call.done():
                     if before == sent:
-                        raise RemoteError(pb.REASON_UNAVAILABLE, "the peer stopped taking it")
+                        raise RemoteError(pb.REASON_UNAVAILABLE, "the peer stopped reading")
                     before = sent
                     await asyncio.wait({call}, timeout=STALL_SECONDS)
                 return call.result()

@@ -55,7 +55,7 @@ def _parse(raw: bytes) -> Certificate:
     except Exception as error:  # as in `pem_of`
         raise ValueError(str(error)) from error
     if not ours or not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ValueError("the key is not the certificate's")
+        raise ValueError("the key does not belong to the certificate")
     return Certificate(raw[:split], raw[split:], certificate.public_bytes(serialization.Encoding.DER))
 
 

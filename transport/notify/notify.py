@@ -42,7 +42,7 @@ class Notice(Protocol):
     def name(self) -> str:
         """Return a name for logs, without a secret."""
 
-    async def tell(self, body: bytes) -> str:
+    async def deliver(self, body: bytes) -> str:
         """Within TELL_SECONDS; why it did not work, or nothing. Raises nothing."""
 
 
@@ -69,7 +69,7 @@ class Webhook(NamedTuple):
     def name(self) -> str:
         return f"the webhook at {urlsplit(self.url).hostname}"
 
-    async def tell(self, body: bytes) -> str:
+    async def deliver(self, body: bytes) -> str:
         return await _post_json(self.url, body)
 
 
@@ -81,7 +81,7 @@ class Command(NamedTuple):
     def name(self) -> str:
         return f"the command {Path(self.words[0]).name}"
 
-    async def tell(self, body: bytes) -> str:
+    async def deliver(self, body: bytes) -> str:
         nothing = asyncio.subprocess.DEVNULL
         try:
             running = await start_process(*self.words, stdin=asyncio.subprocess.PIPE, stdout=nothing, stderr=nothing)
@@ -105,7 +105,7 @@ def _read_secret(option: str, text: str) -> str:
         try:
             text = read_named(Path(text[1:]), piped=True)
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{option} cannot be read from its file: {error}") from error
+            raise ConfigError(f"cannot read {option} from its file: {error}") from error
     return text.strip()
 
 
@@ -123,13 +123,13 @@ def parse_notice(text: str) -> Notice:
     if text.startswith(("http://", "https://")):
         if _is_url(text):
             return Webhook(text)
-        raise ConfigError("--notify begins like a URL and names no host: https://HOST/PATH")
+        raise ConfigError("--notify begins like a URL but names no host: use https://HOST/PATH")
     try:
         words = tuple(shlex.split(text))
     except ValueError as error:
-        raise ConfigError(f"--notify is no command: {error}") from error
+        raise ConfigError(f"--notify is not a command: {error}") from error
     if not words or shutil.which(words[0]) is None:
-        raise ConfigError("--notify is neither a URL (https://…) nor a command that is found on this machine")
+        raise ConfigError("--notify is neither a URL (https://…) nor a command of this machine")
     return Command(words)
 
 
@@ -151,21 +151,21 @@ class Notifier:
         async for page in self._events.follow(self._newest if begin is None else begin):
             for happened in page:
                 if happened.kind in NOTABLE:
-                    await self._look(happened)
+                    await self._receive(happened)
             for count, newest in [kept for kind, kept in self._kept_back.items() if self._clock() >= self._again[kind]]:
-                await self._tell(newest, count - 1)  # the newest event is the true state
+                await self._notify(newest, count - 1)  # the newest event is the true state
             if page:
                 await asyncio.to_thread(write_atomically, self._path, str(page[-1].id).encode())
 
-    async def _look(self, happened: Happened) -> None:
+    async def _receive(self, happened: Happened) -> None:
         now, kind = self._clock(), happened.kind
         before, _ = self._kept_back.get(kind, (0, happened))
         if now < self._again.get(kind, now):
             self._kept_back[kind] = before + 1, happened
         else:
-            await self._tell(happened, before)
+            await self._notify(happened, before)
 
-    async def _tell(self, happened: Happened, before: int) -> None:
+    async def _notify(self, happened: Happened, before: int) -> None:
         """`before`: as many of its kind were kept back."""
         kind = happened.kind
         self._again[kind] = self._clock() + AGAIN_SECONDS
@@ -174,5 +174,5 @@ class Notifier:
         if before:
             text = f"{text} (and {before} times before)"
         body = {"text": f"{self._about['name']}: {text}", **self._about, **happened.view()}
-        if why := await self._notice.tell(json.dumps(body).encode()):
-            log.warning("%s was not told of %s: %s", self._notice.name, kind, why)
+        if why := await self._notice.deliver(json.dumps(body).encode()):
+            log.warning("could not notify %s of %s: %s", self._notice.name, kind, why)

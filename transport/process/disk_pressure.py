@@ -98,10 +98,10 @@ async def restart_when_writable(
             if what is None:
                 raise
             lived = asyncio.get_running_loop().time() - began
-            log.warning("%s: waiting for room in %s (%s)", what, folder, error)
+            log.warning("%s: waiting for free space in %s (%s)", what, folder, error)
         pause = FIRST_LOOK_SECONDS if lived > LONGEST_LOOK_SECONDS else min(LONGEST_LOOK_SECONDS, 2 * pause)
-        async with waiting(f"{what}: waiting for room in {folder}"):
-            while not await _told(stopped, pause) and not await asyncio.to_thread(_has_room, folder):
+        async with waiting(f"{what}: waiting for free space in {folder}"):
+            while not await _is_set_within(stopped, pause) and not await asyncio.to_thread(_has_room, folder):
                 pass
 
 
@@ -110,11 +110,11 @@ def _has_room(folder: Path) -> bool:
         probe(folder)
     except OSError:
         return False
-    log.info("there is room again in %s", folder)
+    log.info("%s has free space again", folder)
     return True
 
 
-async def _told(event: asyncio.Event, seconds: float) -> bool:
+async def _is_set_within(event: asyncio.Event, seconds: float) -> bool:
     """Whether it was set within this time."""
     try:
         async with asyncio.timeout(seconds):

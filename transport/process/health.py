@@ -72,7 +72,7 @@ def main() -> None:
                     return print("well")
             except urllib.error.HTTPError as error:
                 if (said := _problem(error)) is None:
-                    sys.exit(f"it answers with {error.code} and does not say why: see its log")
+                    sys.exit(f"it answers with {error.code} and no reason: read its log")
                 if said["code"] == "not-well":
                     sys.exit(said["title"])
                 return print(f"not known yet: {said['title']}")

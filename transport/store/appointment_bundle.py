@@ -24,7 +24,7 @@ def write_handover(path: Path, signed: pb.Envelope, appointment: pb.Envelope, ch
         made.keep_signed_manifest(signed)
         made.appoint(appointment)
         named = made.appointment
-        assert named is not None, "it was just kept"
+        assert named is not None, "it was just stored"
         _append(made, chain, named.body.round)
         if made.head.term != named.body.term:
             raise RemoteError(pb.REASON_WRONG_HEAD, f"the chain does not have the commit {named.body.round - 1} that it names")
@@ -40,7 +40,7 @@ def take_over(path: Path, chain: ChainFile) -> bool:
     """Apply an appointment bundle. Return whether it rejects commits here. Blocking. Raises RemoteError if it is invalid."""
     with ChainFile.for_reading(path) as given:
         if given.manifest.run_id != chain.manifest.run_id:
-            raise RemoteError(pb.REASON_WRONG_RUN, f"{path} is of another run")
+            raise RemoteError(pb.REASON_WRONG_RUN, f"{path} belongs to another run")
         if (signed := given.signed_manifest) is not None:
             chain.keep_signed_manifest(signed)
         gave_up = given.appointment is not None and chain.appoint(given.appointment.envelope)
@@ -64,5 +64,5 @@ def read_handover(path: Path) -> tuple[Manifest, str]:
     """The run, and the peer id of who signs from here on. Raises ConfigError where it is no handover."""
     with ChainFile.for_reading(path) as given:
         if given.signed_manifest is None:
-            raise ConfigError(f"{path} does not hold the signed manifest: it is no handover of `dilocox owner appoint`")
+            raise ConfigError(f"{path} does not contain the signed manifest: pass the file that `dilocox owner appoint` wrote")
         return given.manifest, given.signer

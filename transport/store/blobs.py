@@ -239,7 +239,7 @@ class BlobStore:
         """All of a small one. Raises FileNotFoundError when it is not held, RemoteError where it has more than so many bytes: who
         names a digest may name any blob."""
         if (size := self.size(digest)) > most:
-            raise RemoteError(pb.REASON_OVERSIZE, f"{size} bytes; at most {most} expected")
+            raise RemoteError(pb.REASON_OVERSIZE, f"{size} bytes; expected at most {most}")
         with open_regular(self.path(digest)) as file:
             return file.read(size)
 
@@ -274,7 +274,7 @@ class BlobStore:
             return False
         if blob_digest(size, hashes) != digest:
             if self._ours:
-                quarantine(path, "its bytes do not have its digest", (".index",))
+                quarantine(path, "its bytes do not match its digest", (".index",))
             return False
         if self._ours and _read_if_there(path.with_suffix(".index")) != b"".join(hashes):
             self._write_index(digest, hashes)
@@ -319,7 +319,7 @@ class PartialBlob:
         if size > limits.BLOB_BYTES or len(hashes) != chunk_count(size):
             raise RemoteError(pb.REASON_OVERSIZE, f"a blob of {size} bytes in {len(hashes)} chunks")
         if blob_digest(size, hashes) != digest:
-            raise RemoteError(pb.REASON_DIGEST_MISMATCH, "the chunk hashes are not what the digest commits to")
+            raise RemoteError(pb.REASON_DIGEST_MISMATCH, "the chunk hashes do not match the digest")
         self._store, self.digest, self.size, self._hashes = store, digest, size, hashes
         self._path = store.path(digest).with_suffix(suffix)
         self._pending = bytearray()
@@ -357,10 +357,10 @@ class PartialBlob:
             chunk = bytes(self._pending[:size])
             del self._pending[:size]
             if sha256(chunk) != self._hashes[self.next_chunk]:
-                raise RemoteError(pb.REASON_DIGEST_MISMATCH, f"chunk {self.next_chunk} does not have its hash")
+                raise RemoteError(pb.REASON_DIGEST_MISMATCH, f"chunk {self.next_chunk} does not match its hash")
             with self._path.open("ab") as file:
                 if file.tell() != self.next_chunk * limits.CHUNK_BYTES:
-                    raise RemoteError(pb.REASON_UNAVAILABLE, "what had arrived was swept away meanwhile")
+                    raise RemoteError(pb.REASON_UNAVAILABLE, "the bytes received so far were deleted in the meantime")
                 file.write(chunk)
             self.next_chunk += 1
         if self.complete and self._pending:
@@ -375,5 +375,5 @@ class PartialBlob:
         this waits for no disk: after a power loss `sound` tells whether it is whole."""
         with self._path.open("ab") as file:
             if file.tell() != self.size:
-                raise RemoteError(pb.REASON_UNAVAILABLE, "what had arrived was swept away meanwhile")
+                raise RemoteError(pb.REASON_UNAVAILABLE, "the bytes received so far were deleted in the meantime")
         self._store._publish(self._path, self.digest, self._hashes, waits=False)

@@ -85,9 +85,9 @@ def sentences(path: Path) -> Iterator[None]:
     except sqlite3.DatabaseError as error:
         if getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF in DAMAGE:  # none where Python could not read it
             raise DamagedError(f"{path} is damaged: {error}. Restore it from a backup.") from error
-        raise LocalError(f"{path} cannot be used: {error}") from error
+        raise LocalError(f"cannot use {path}: {error}") from error
     except UnicodeDecodeError as error:
-        raise DamagedError(f"{path} is damaged: it names what is no text. Restore it from a backup.") from error
+        raise DamagedError(f"{path} is damaged: a name in it is not text. Restore it from a backup.") from error
 
 
 @contextmanager
@@ -121,7 +121,7 @@ class ChainFile:
             self._heal(str(error))
             self._load()
             self.healed = True
-            log.warning("%d of its commits hold", self.length)
+            log.warning("%d of its commits are valid", self.length)
 
     def _load(self) -> None:
         """Raises DamagedError."""
@@ -134,7 +134,7 @@ class ChainFile:
                 pass
             self._stand_at(self._first_head() if newest is None else self._head_after(newest))
             if self.head.term > self.term:
-                raise DamagedError(f"{self.path} is damaged: the appointment of term {self.head.term} is not in it.")
+                raise DamagedError(f"{self.path} is damaged: the appointment of term {self.head.term} is missing.")
         except LocalError:
             self._reader.close()
             self.database.close()
@@ -160,7 +160,7 @@ class ChainFile:
                 self.database.execute("INSERT INTO run VALUES (?)", mine)
             appointed = self.database.execute("SELECT envelope FROM appointments ORDER BY term DESC LIMIT 1").fetchone()
         if found not in (None, mine):
-            raise DamagedError(f"{self.path} is damaged: it is of another run.")
+            raise DamagedError(f"{self.path} is damaged: it belongs to another run.")
         try:
             self.appointment = None if appointed is None else terms.open_appointment(self.manifest, bytes(appointed[0]))
         except RemoteError as error:
@@ -172,7 +172,7 @@ class ChainFile:
             rows = database.execute("SELECT round, envelope, checksum FROM commits ORDER BY round")
             for number, (round, raw, checksum) in enumerate(rows):
                 if round != number or not isinstance(raw, bytes) or sha256(raw) != checksum:
-                    raise DamagedError(f"{self.path} is damaged: commit {number} is not what was written.")
+                    raise DamagedError(f"{self.path} is damaged: commit {number} does not match its checksum.")
                 yield raw
 
     def _head_after(self, raw: bytes) -> Head:
@@ -181,7 +181,7 @@ class ChainFile:
         except RemoteError as error:
             raise DamagedError(f"{self.path} is damaged: its last commit: {error}.") from error
         if commit.peer != self.manifest.coordinator and not commit.body.term:
-            raise DamagedError(f"{self.path} is damaged: its last commit is not the coordinator's.")
+            raise DamagedError(f"{self.path} is damaged: the coordinator did not sign its last commit.")
         return advance(self.manifest, commit)
 
     def _heal(self, why: str) -> None:
@@ -213,7 +213,7 @@ class ChainFile:
             chain._reading, chain._writing = threading.Lock(), threading.Lock()
             chain._load()
         except (DamagedError, RemoteError, TypeError) as error:
-            raise LocalError(f"{path} cannot be read: {error} Its daemon heals it when it starts.") from error
+            raise LocalError(f"cannot read {path}: {error} Start its daemon, which repairs it.") from error
         try:
             yield chain
         finally:
@@ -243,7 +243,9 @@ class ChainFile:
             return
         named = newest.body
         if body.round >= named.round or (body.round == named.round - 1 and commit.digest != named.head):
-            raise RemoteError(pb.REASON_WRONG_HEAD, f"the run's owner named another commit {named.round - 1} than this chain's")
+            raise RemoteError(
+                pb.REASON_WRONG_HEAD, f"the run's owner named another commit {named.round - 1} than this chain contains"
+            )
 
     @contextmanager
     def transaction(self) -> Iterator[None]:

@@ -44,7 +44,7 @@ def parse_folders(options: Iterable[str]) -> dict[str, Path]:
     for option in options:
         name, _, folder = option.partition("=")
         if not re.fullmatch(NAME, name) or not folder or name in folders:
-            raise ConfigError(f"--data {_short(option)}: write NAME=DIR, such as wikitext=/data/wikitext, each NAME once")
+            raise ConfigError(f"--data {_short(option)}: use NAME=DIR, such as wikitext=/data/wikitext, each NAME once")
         folders[name] = _folder(option, Path(folder))
     return folders
 
@@ -54,10 +54,10 @@ def _folder(option: str, path: Path) -> Path:
     try:
         if path.is_dir():
             return path.resolve()
-        why = f"{_short(str(path))} is a file" if path.exists() else f"there is no folder {_short(str(path))}"
+        why = f"{_short(str(path))} is a file" if path.exists() else f"no folder {_short(str(path))}"
     except (OSError, RuntimeError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
-    raise ConfigError(f"--data {_short(option)}: {why}. Name a folder that `dilocox data build` made")
+    raise ConfigError(f"--data {_short(option)}: {why}. Use a folder that `dilocox data build` made")
 
 
 def _short(text: str) -> str:
@@ -85,7 +85,7 @@ def last_built(folder: Path) -> bytes:
     except (ConfigError, OSError, ValueError):
         digest = b""
     if len(digest) != 32:
-        raise ConfigError(f"{folder} holds no corpus. Make one: dilocox data build NAME SOURCE…")
+        raise ConfigError(f"{folder} contains no corpus. Make one: dilocox data build NAME SOURCE…")
     return digest
 
 
@@ -137,12 +137,12 @@ def named_store(data: Data, folders: Folders) -> BlobStore | None:
     if not folders:
         return None
     if data.name not in folders:
-        raise ConfigError(f"the run's data are called {data.name}, not {', '.join(folders)}: write --data {data.name}=DIR")
+        raise ConfigError(f"the run's data are named {data.name}, not {', '.join(folders)}: use --data {data.name}=DIR")
     folder, digest = folders[data.name], bytes.fromhex(data.digest)
     store = BlobStore(folder, ours=False) if folder.is_dir() else None
     if store is None or corpus_in(store, digest) is None:
         raise ConfigError(
-            f"the run's data {data.name}, corpus {data.digest}, do not lie in {folder}. Name the folder that holds them with"
-            f" --data {data.name}=DIR; a node that is told no --data fetches them."
+            f"the run's data {data.name} (corpus {data.digest}) are not in {folder}. Pass their folder with "
+            f"--data {data.name}=DIR; a node without --data fetches them."
         )
     return store

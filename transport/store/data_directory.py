@@ -32,11 +32,11 @@ def load_identity(path: Path) -> Identity:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_new(path, format_identity(os.urandom(32)), mode=0o600)
     if path.stat().st_mode & 0o077:
-        raise ConfigError(f"{path} can be read by others. Run: chmod 600 {path}")
+        raise ConfigError(f"other users can read {path}. Run: chmod 600 {path}")
     try:
         return Identity(bytes.fromhex(read_named(path).strip()))
     except ValueError as error:
-        raise ConfigError(f"{path} does not hold an identity (64 hexadecimal digits)") from error
+        raise ConfigError(f"{path} does not contain an identity (64 hexadecimal digits)") from error
 
 
 def run_folder(home: Path, run_id: bytes) -> Path:
@@ -57,7 +57,7 @@ class DataDirectory:
         self._lock = (self.folder / "lock").open("a")
         if not _locked(self._lock):
             self._lock.close()
-            raise LocalError(f"another daemon runs on {folder}. Stop it, or use another --home.")
+            raise LocalError(f"another daemon uses {folder}. Stop it, or use another --home.")
         key = self.folder / "identity.key"
         self.identity_is_new = not key.exists()
         """Whether this process made the identity: what attested software may vouch for."""
@@ -117,7 +117,7 @@ def _count(raw: bytes) -> int:
     """Raises ValueError."""
     number = int(raw)
     if number not in range(MOST_STARTS):
-        raise ValueError("so often nothing was started")
+        raise ValueError("more starts than possible")
     return number
 
 
@@ -139,5 +139,5 @@ def _facts(raw: bytes) -> dict[str, Any]:
     facts: Any = json.loads(raw)
     ports = [facts.get(key, 1) for key in ("port", "dht_port")] if isinstance(facts, dict) else [None]
     if not all(type(port) is int and port in range(1, 1 << 16) for port in ports):
-        raise ValueError("not what a daemon announces")
+        raise ValueError("not a daemon's announcement")
     return facts

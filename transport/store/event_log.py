@@ -67,7 +67,7 @@ def _read(database: sqlite3.Connection, path: Path, after: int, round: int | Non
             rows = database.execute(query, (after,) if round is None else (after, round)).fetchall()
         return [Happened(id, seconds, kind, json.loads(body)) for id, seconds, kind, body in rows]
     except (ValueError, TypeError) as error:
-        raise DamagedError(f"{path} is damaged: it holds what is no event.") from error
+        raise DamagedError(f"{path} is damaged: it contains an entry that is not an event.") from error
 
 
 class EventLog:
@@ -109,7 +109,7 @@ class EventLog:
             self.newest = newest[0] if newest is not None else first - 1
             """The number of the last event on disk, or before the first."""
             if wrong or type(self.newest) is not int or self.newest not in range(LARGEST_ID):
-                raise DamagedError(f"{self.path} is damaged: it counts, or holds, what is no event.")
+                raise DamagedError(f"{self.path} is damaged: its counter or an entry is not valid.")
         except LocalError:
             self._reader.close()
             self._database.close()
@@ -190,4 +190,4 @@ def read_page(path: Path, after: int, round: int | None = None) -> list[Happened
         with closing(open_database(path, check=False)) as database:
             return _read(database, path, after, round)
     except DamagedError as error:
-        raise LocalError(f"{path} cannot be read: {error} Its daemon heals it when it starts.") from error
+        raise LocalError(f"cannot read {path}: {error} Start its daemon, which repairs it.") from error

@@ -180,7 +180,7 @@ def quarantine(path: Path, why: str, companions: Iterable[str] = ()) -> Path:
             for ending in companions:
                 with contextlib.suppress(FileNotFoundError):
                     path.with_name(path.name + ending).rename(aside.with_name(aside.name + ending))
-            log.warning("%s is damaged (%s); it lies aside as %s", path, why, aside.name)
+            log.warning("%s is damaged (%s); moved it to %s", path, why, aside.name)
             return aside
     raise AssertionError("unreachable")
 
@@ -212,7 +212,7 @@ def open_regular(path: Path) -> io.BufferedReader:
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     kind = "a FIFO" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
-    raise ConfigError(f"{path} is {kind}: name a regular file")
+    raise ConfigError(f"{path} is {kind}: use a regular file")
 
 
 def leads_out(path: Path, folder: Path) -> bool:
@@ -231,7 +231,7 @@ def read_at_most(path: Path, most: int) -> bytes:
     with open_regular(path) as file:
         data = file.read(most + 1)
     if len(data) > most:
-        raise ConfigError(f"{path} is longer than the {most >> 20} MiB that such a file may have")
+        raise ConfigError(f"{path} is longer than the limit of {most >> 20} MiB for such a file")
     return data
 
 
@@ -262,10 +262,12 @@ def _read_pipe(path: Path, most: int) -> bytes:
             if data and part == b"":
                 return bytes(data)
             if (left := deadline - time.monotonic()) <= 0:
-                raise ConfigError(f"{path} is a pipe that nobody closed within {PIPE_SECONDS:g} s: write to it, or name a file")
+                raise ConfigError(
+                    f"{path} is a pipe that no process closed within {PIPE_SECONDS:g} s: write to it, or use a file"
+                )
             # A pipe without a writer reads as if it had ended, and wakes no reader.
             select.select([file] if part is None else [], [], [], min(left, PIPE_PAUSE_SECONDS))
-    raise ConfigError(f"{path} gives more than the {most >> 20} MiB that such a file may have")
+    raise ConfigError(f"{path} has more than the limit of {most >> 20} MiB for such a file")
 
 
 def read_json(path: Path) -> Any:
@@ -273,4 +275,4 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(read_at_most(path, JSON_BYTES))
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
+        raise ConfigError(f"cannot read {path}: {error}") from error

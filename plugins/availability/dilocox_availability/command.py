@@ -21,11 +21,13 @@ __all__ = ["shares"]
 
 def shares(
     join: JoinOption,
-    sample: Annotated[int, typer.Option("--sample", min=1, max=10_000, metavar="N", help="How many shares to ask for.")] = 16,
+    sample: Annotated[
+        int, typer.Option("--sample", min=1, max=10_000, metavar="N", help="Number of erasure shards to request.")
+    ] = 16,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Ask peers for random erasure shards, and print how likely it is that too few exist. Any command that reads the run
+    """Probe peers for random erasure shards, and print how likely it is that too few exist. Any command that reads the run
     restores from shards what no peer serves: `export --join`, `verify --replay --join`, a node that joins."""
     found = asyncio.run(_sample(join, home, sample))
     if as_json:
@@ -42,7 +44,7 @@ async def _sample(join: str, home: Path | None, count: int) -> "list[Sample]":
 
     async with following(join, home) as reader:
         if find_shards(reader.manifest) is None:
-            raise ConfigError("this run keeps no shards: its run file has no [availability]")
+            raise ConfigError("this run uses no erasure shards: its run file has no [availability]")
         assert isinstance(reader.restorer, Restorer), "the plugin makes it"
         parts = reader.manifest, reader.chain, reader.store, reader.data.applies, reader.restorer
         sampler = await asyncio.to_thread(Sampler, *parts, SystemRandom())
@@ -72,11 +74,11 @@ def show(found: "list[Sample]") -> None:
     asked, failed = Counter(each.peer for each in found), Counter(each.peer for each in found if each.why)
     why = {each.peer: each.why for each in found if each.why}
     rows = [[short(peer), str(asked[peer]), str(asked[peer] - failed[peer]), why.get(peer, "")] for peer in sorted(asked)]
-    print_table(["peer", "asked", "answered", "why not"], rows)
+    print_table(["peer", "asked", "answered", "reason"], rows)
     said = told(found)
     console.print(
-        f"{len(found) - failed.total()} of {len(found)} answered. Were fewer than {said['needed']} of {said['shares']} shards"
-        f" there, so many would answer with a probability of at most {said['chance']['all']:.2g};"
-        f" were it so for half of the blobs, {said['chance']['half']:.2g}.",
+        f"{len(found) - failed.total()} of {len(found)} answered. With fewer than {said['needed']} of "
+        f"{said['shares']} shards available, so many answers have a probability of at most "
+        f"{said['chance']['all']:.2g}. With half of the blobs in that state it is {said['chance']['half']:.2g}.",
         highlight=False,
     )

@@ -28,13 +28,13 @@ def _driver(code: Code) -> Any:
     try:
         from pyeclib.ec_iface import ECDriver, ECDriverError
     except ImportError as error:
-        raise ConfigError(f"erasure shards cannot be made here ({error}): pip install pyeclib") from error
+        raise ConfigError(f"cannot make erasure shards ({error}): run pip install pyeclib") from error
     try:
         return ECDriver(k=code.needed, m=code.shares - code.needed, ec_type=ALGORITHM)
     except ECDriverError as error:
         raise ConfigError(
-            f"erasure shards cannot be made here: this build of pyeclib has no ISA-L ({error}). Install its wheel, which brings"
-            " it, or the system's libisal2 and liberasurecode1"
+            f"cannot make erasure shards: this build of pyeclib has no ISA-L ({error}). Install its wheel, or "
+            "the system's libisal2 and liberasurecode1"
         ) from error
 
 
@@ -60,7 +60,9 @@ def restored(size: int, code: Code, shares: Mapping[int, BinaryIO]) -> Iterator[
     """Return the blob's bytes from the beginnings of `needed` shards, by index. Raises RemoteError if one is too short."""
     chosen = dict(sorted(shares.items())[: code.needed])
     if len(chosen) < code.needed:
-        raise RemoteError(pb.REASON_UNAVAILABLE, f"{len(chosen)} shards are here, and {code.needed} restore the blob")
+        raise RemoteError(
+            pb.REASON_UNAVAILABLE, f"{len(chosen)} shards are available, but restoring the blob needs {code.needed}"
+        )
     left = size
     for unit in code.units(size):
         headers = _headers(code, unit)

@@ -124,10 +124,10 @@ class Sharing:
     async def run(self) -> None:
         """Make shards until cancelled."""
         while True:
-            await in_thread(self.look)
+            await in_thread(self.update)
             await asyncio.sleep(LOOK_SECONDS)
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Make shards of blobs that are here, and delete those whose time is over. Blocking."""
         settings = self.manifest.availability
         assert settings is not None, "the run shares"
@@ -236,6 +236,6 @@ class Sharing:
         and no peer would take the shard from us."""
         named = share.state or share.root == self._data_root(share.round)
         if not named:
-            log.warning("commit %d names another root than that over the shards of %s", share.round, share.blob.hex()[:8])
+            log.warning("commit %d names another root than that of the shards of %s", share.round, share.blob.hex()[:8])
             self.shares.drop(share)
         return named

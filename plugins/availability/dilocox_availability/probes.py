@@ -63,8 +63,8 @@ class Sampler:
         found = (chain.commit(number) for number in range(restorer.holders.kept_since(head), head - SETTLED + 1))
         self._commits = [commit for commit in found if commit is not None and commit.body.counted]
         if not self._commits:
-            why = f"no round with counted clusters is {SETTLED} rounds old and has room for its shards"
-            raise ConfigError(f"{why}: there are no shards to ask for")
+            why = f"no round with counted clusters is {SETTLED} rounds old and has stored shards"
+            raise ConfigError(f"{why}: no shards to probe")
 
     async def draw(self) -> Sample:
         """Draw a shard and request it. Raises ConfigError if the rosters of all rounds are too small for shards."""
@@ -92,14 +92,14 @@ class Sampler:
         """Return why the peer at this place does not have its shard; empty: it has."""
         answers = await self._restorer.ask(named.blob, [due.peers[place]], root=due.root)
         if not answers:
-            return "it shows no shard that the commit proves, or is not reachable"
+            return "it has no shard that the commit proves, or is not reachable"
         (answer,) = answers
         if (answer.share.shares, answer.share.needed, answer.share.index) != (*code, place % code.shares):
-            return "it stores another shard than its own"
+            return "it stores the shard of another peer"
         try:
             await self._restorer.try_chunk(answer, self._dice.randrange)
         except RemoteError as error:
-            return f"it offers its shard, and does not send it: {error.detail}"
+            return f"it offers its shard, but does not send it: {error.detail}"
         return ""
 
 
@@ -128,10 +128,10 @@ class Asker:
     async def run(self) -> None:
         """Probe until cancelled."""
         while True:
-            await self.look()
+            await self.probe_once()
             await asyncio.sleep(AGAIN_SECONDS)
 
-    async def look(self) -> None:
+    async def probe_once(self) -> None:
         """Probe the clusters that have shown nothing in this round yet, all at once, so that a slow one delays no other."""
         state = self._us.state
         if self._opened != state.head.digest:

@@ -71,7 +71,7 @@ class Holders:
         the bytes of their payloads. Raises RemoteError if the chain does not have it."""
         commit, before = self._chain.commit(round), self._chain.commit(round - 1) if round else None
         if commit is None or before is None:
-            raise RemoteError(pb.REASON_UNAVAILABLE, f"commit {round}, which says which peers store shards, is not here")
+            raise RemoteError(pb.REASON_UNAVAILABLE, f"commit {round}, which names the peers with shards, is not on this disk")
         counted = {item.cluster: item.contribution.size for item in taken(commit.body)}
         return commit.digest, commit.body.data_root, advance(self._chain.manifest, before).roster, counted
 
@@ -278,5 +278,5 @@ def _why(groups: Iterable[Gathering]) -> str:
     if best is None:
         return "no peer answers with a shard of it"
     if best.lie:
-        return "its shards make another blob"
-    return f"{best.reach} of its shards are available, and {best.code.needed} restore it"
+        return "its shards give another blob"
+    return f"{best.reach} of its shards are available, but restoring it needs {best.code.needed}"

@@ -55,23 +55,23 @@ class RunShards:
 
     def findings(self) -> Iterator[Finding]:
         """Yield that shards can be made here, and whether peers have space for them if there are several clusters."""
-        yield Finding(Level.FINE, "availability", "the run keeps erasure shards, and they can be made here")
+        yield Finding(Level.FINE, "availability", "the run uses erasure shards, and this machine can make them")
         if self.manifest.rounds.start_clusters > 1:
             yield self._room()
 
     def _room(self) -> Finding:
         manifest, settings, clusters = self.manifest, self.settings, self.manifest.rounds.start_clusters
         rounds = rounds_shared(manifest, clusters)
-        says = f"peers have room for the shards of {rounds:,} rounds of {clusters} clusters"
-        do = f"its owner lets peers store more (availability.megabytes, now {settings.megabytes:,})"
+        says = f"peers can store the shards of {rounds:,} rounds of {clusters} clusters"
+        do = f"its owner can raise availability.megabytes (now {settings.megabytes:,})"
         if settings.rounds < probes.SETTLED:
-            do = f"its owner lets peers store them for longer (availability.rounds, now {settings.rounds:,})"
+            do = f"its owner can raise availability.rounds (now {settings.rounds:,})"
         if rounds < probes.SETTLED:
             return Finding(Level.ODD, "shards", f"{says}: too few for any probe", do)
         if not state_is_shared(manifest, clusters):
-            says = f"{says}, and for none of a state: a joining node needs a peer that has the state"
+            says = f"{says}, but of no state: a joining node needs a peer that has the state"
             return Finding(Level.ODD, "shards", says, do)
-        return Finding(Level.FINE, "shards", f"{says}, and for those of a state")
+        return Finding(Level.FINE, "shards", f"{says}, and the shards of a state")
 
     def bytes_a_round(self, clusters: int, stages: Sequence[int]) -> float:
         """Return the mean bytes of shards that a host of these stages writes in a round of so many clusters."""
@@ -89,6 +89,6 @@ class RunShards:
 
 def of_run(manifest: Manifest) -> RunShards:
     """Return the erasure shards of a run with availability. Raises ConfigError if they cannot be made here."""
-    assert manifest.availability is not None, "the core asks in runs with availability alone"
+    assert manifest.availability is not None, "only runs with availability use this"
     erasure.need_coder()
     return RunShards(manifest, manifest.availability)

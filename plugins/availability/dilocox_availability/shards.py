@@ -178,15 +178,15 @@ def check_share(share: services.Share, blob: bytes, largest: int = limits.BLOB_B
     """Check a peer's shard of this blob, of at most `largest` bytes, and return its code. `root`: that the chain names for
     it, if any. Raises RemoteError if it proves nothing."""
     if share.blob != blob:
-        raise RemoteError(pb.REASON_DIGEST_MISMATCH, "the shard is of another blob")
+        raise RemoteError(pb.REASON_DIGEST_MISMATCH, "the shard belongs to another blob")
     if not 0 < share.needed < share.shares <= limits.SHARES or share.index >= share.shares:
         raise RemoteError(pb.REASON_MALFORMED, f"shard {share.index} of {share.shares}, {share.needed} of which restore")
     if share.size > largest:
         raise RemoteError(pb.REASON_OVERSIZE, f"a shard of a blob of {share.size} bytes; the blob has at most {largest}")
     if root and share.root != root:
-        raise RemoteError(pb.REASON_DIGEST_MISMATCH, "the shard is proved by another root than the commit's")
+        raise RemoteError(pb.REASON_DIGEST_MISMATCH, "the shard's proof has another root than the commit's")
     if len(share.proof) > limits.SHARE_PROOF or {len(each) for each in (share.digest, share.root, *share.proof)} != {32}:
-        raise RemoteError(pb.REASON_MALFORMED, "the proof of a shard is not made of digests")
+        raise RemoteError(pb.REASON_MALFORMED, "the proof of a shard does not consist of digests")
     code = Code(share.shares, share.needed)
     if merkle.climb(leaf(blob, share.size, code, share.index, share.digest), share.proof) != share.root:
         raise RemoteError(pb.REASON_DIGEST_MISMATCH, "the proof of a shard does not lead to its root")

@@ -90,7 +90,7 @@ class ShareStore:
             self._next = number + 1
             for share in read_checked(self._batch(number), _parse) or ():
                 if share.digest in self.store:
-                    self._keep(share, number)
+                    self._record_share(share, number)
             if not self._in_batch[number]:
                 self._batch(number).unlink(missing_ok=True)
 
@@ -131,9 +131,9 @@ class ShareStore:
             write_atomically(self._batch(number), services.Shares(shares=shares).SerializeToString())
             with self._lock:
                 for share in shares:
-                    self._keep(share, number)
+                    self._record_share(share, number)
 
-    def _keep(self, share: services.Share, number: int) -> None:
+    def _record_share(self, share: services.Share, number: int) -> None:
         before = self._kept.get(share.blob)
         self._kept[share.blob] = share, number
         self._named[share.digest] += 1

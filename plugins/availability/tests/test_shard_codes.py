@@ -52,7 +52,7 @@ def test_any_that_are_enough_restore_and_one_fewer_do_not(code: Code, size: int,
     files = {index: io.BytesIO(whole[index]) for index in some}
     assert b"".join(coder().restored(size, code, files)) == blob
     too_few = {index: io.BytesIO(whole[index]) for index in some[1:]}
-    with pytest.raises(RemoteError, match="restore the blob"):
+    with pytest.raises(RemoteError, match=r"\d+ shards .* \d+$"):
         list(coder().restored(size, code, too_few))
 
 
@@ -98,12 +98,12 @@ def test_a_share_is_proved_and_one_with_a_flipped_bit_is_not(code: Code, index: 
     raw[at % 32] ^= 1 << bit
     bad = services.Share.FromString(good.SerializeToString())
     bad.digest = bytes(raw)
-    with pytest.raises(RemoteError, match="does not lead"):
+    with pytest.raises(RemoteError, match=r"^digest-mismatch: .*root"):
         shares.check_share(bad, digest_of([blob]))
     if code.shares > 1:
         bad = services.Share.FromString(good.SerializeToString())
         bad.index = (good.index + 1) % code.shares
-        with pytest.raises(RemoteError, match="does not lead"):
+        with pytest.raises(RemoteError, match=r"^digest-mismatch: .*root"):
             shares.check_share(bad, digest_of([blob]))
 
 
@@ -111,11 +111,11 @@ def test_a_share_is_proved_and_one_with_a_flipped_bit_is_not(code: Code, index: 
 def test_a_share_of_another_blob_or_of_another_code_is_refused(code: Code, size: int):
     blob, other = blob_of(size), blob_of(size, seed=1) + b"!"
     good = proved(blob, code)[0]
-    with pytest.raises(RemoteError, match="another blob"):
+    with pytest.raises(RemoteError, match=r"^digest-mismatch: .*blob"):
         shares.check_share(good, digest_of([other]))
     moved = services.Share.FromString(good.SerializeToString())
     moved.blob = digest_of([other])
-    with pytest.raises(RemoteError, match="does not lead"):
+    with pytest.raises(RemoteError, match=r"^digest-mismatch: .*root"):
         shares.check_share(moved, digest_of([other]))
     for field, value in (("size", good.size + 1), ("needed", good.needed + 1), ("shares", good.shares + 1)):
         lie = services.Share.FromString(good.SerializeToString())

@@ -100,7 +100,7 @@ def test_node_without_the_coder_is_told_to_install_it(tmp_path: Path, monkeypatc
     [
         ("qwen1.5-107b", {}, Level.ODD, 0, "too few"),
         ("llama-1b", {"megabytes": 3000}, Level.ODD, 2, "too few"),
-        ("llama-350m", {}, Level.ODD, 11, "none of a state"),
+        ("llama-350m", {}, Level.ODD, 11, "of no state"),
         ("llama-125m", {}, Level.FINE, 32, "of a state"),
     ],
 )

@@ -52,11 +52,11 @@ ENDPOINTS = 16
 INVALID_ARGUMENT, NOT_FOUND, PERMISSION_DENIED, EXHAUSTED, FAILED, UNIMPLEMENTED, UNAUTHENTICATED = 3, 5, 7, 8, 9, 12, 16
 """gRPC's codes, which the gateway passes on: these are final, all others may differ at another member, or later."""
 _FINAL = {
-    INVALID_ARGUMENT: "etcd does not take it",
-    PERMISSION_DENIED: "its user may not do that",
-    FAILED: "etcd is not set up for that",
-    UNIMPLEMENTED: "this etcd has no such call: 3.4 or later is needed",
-    UNAUTHENTICATED: "it does not let us in: look at --store-auth",
+    INVALID_ARGUMENT: "the request is not valid",
+    PERMISSION_DENIED: "the user may not do that",
+    FAILED: "etcd is not configured for the request",
+    UNIMPLEMENTED: "this etcd has no such call: use etcd 3.4 or later",
+    UNAUTHENTICATED: "etcd does not accept this client: check --store-auth",
 }
 
 
@@ -91,7 +91,7 @@ def parse_store(text: str, files: StoreFiles | None = None) -> EtcdPlace:
     prefix = prefix.strip("/")
     form = "etcd://HOST:PORT[,HOST:PORT…]/PREFIX, or etcds:// over TLS"
     if scheme not in ("etcd", "etcds") or not prefix or not prefix.isprintable() or "@" in members:
-        raise ConfigError(f"--store {shown_url(text)}: not {form}; a user and its password come by --store-auth FILE")
+        raise ConfigError(f"--store {shown_url(text)}: use {form}; pass a user and its password with --store-auth FILE")
     endpoints = []
     for member in members.split(","):
         try:
@@ -99,21 +99,21 @@ def parse_store(text: str, files: StoreFiles | None = None) -> EtcdPlace:
             if not parts.hostname or parts.port is None or not HOST.fullmatch(parts.hostname):
                 raise ValueError("no host or no port")
         except ValueError as error:
-            raise ConfigError(f"--store {shown_url(text)}: {member!r} is not HOST:PORT ({error}). Say {form}") from error
+            raise ConfigError(f"--store {shown_url(text)}: {member!r} is not HOST:PORT ({error}). Use {form}") from error
         endpoints.append(f"{'https' if scheme == 'etcds' else 'http'}://{member}")
     if len(endpoints) > ENDPOINTS:
-        raise ConfigError(f"--store names {len(endpoints)} members; at most {ENDPOINTS}")
+        raise ConfigError(f"--store names {len(endpoints)} members; the limit is {ENDPOINTS}")
     if (files.certificate is None) != (files.key is None):
-        raise ConfigError("a client's certificate needs its key: say both --store-cert and --store-key")
+        raise ConfigError("a client's certificate needs its key: pass both --store-cert and --store-key")
     if scheme == "etcd" and (files.ca or files.certificate):
-        raise ConfigError("--store-ca, --store-cert and --store-key are for etcds://")
+        raise ConfigError("use --store-ca, --store-cert and --store-key only with etcds://")
     return EtcdPlace(tuple(endpoints), prefix, files)
 
 
 def _read_auth(path: Path) -> tuple[str, str]:
     try:
         if path.stat().st_mode & 0o077:
-            raise ConfigError(f"{path} can be read by others. Run: chmod 600 {path}")
+            raise ConfigError(f"other users can read {path}. Run: chmod 600 {path}")
         user, password = path.read_text().splitlines()
     except (OSError, ValueError) as error:
         raise ConfigError(f"--store-auth {path}: not a file of two lines, user and password: {error}") from error
@@ -128,7 +128,7 @@ def _tls(place: EtcdPlace) -> ssl.SSLContext | None:
         if place.files.certificate is not None:
             context.load_cert_chain(place.files.certificate, place.files.key)
     except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"the files of --store-ca, --store-cert or --store-key cannot be used: {error}") from error
+        raise ConfigError(f"cannot use the files of --store-ca, --store-cert or --store-key: {error}") from error
     return context
 
 
@@ -187,7 +187,7 @@ class Etcd:
         try:
             return await self._post(call, request)
         except _TokenError:
-            assert self._auth is not None, "or nobody gave us a token"
+            assert self._auth is not None, "or no token was received"
             self._token = await self._log_in(self._auth)
             return await self._post(call, request)
 
@@ -234,7 +234,7 @@ class _Pair(BaseModel):
         try:
             return Item(self.key.decode(), self.value)
         except UnicodeDecodeError as error:
-            raise StoreError(f"etcd answered with a key that is no text: {self.key[:32]!r}") from error
+            raise StoreError(f"etcd answered with a key that is not text: {self.key[:32]!r}") from error
 
 
 class _Range(BaseModel):
@@ -275,7 +275,7 @@ def _read(model: type[Answer], answer: dict[str, Any]) -> Answer:
         return model.model_validate(answer)
     except ValidationError as error:
         where = ".".join(map(str, error.errors()[0]["loc"])) or "the answer"
-        raise StoreError(f"etcd answered in another form than documented: {where} is wrong or missing") from error
+        raise StoreError(f"the answer of etcd does not follow its documentation: {where} is wrong or missing") from error
 
 
 def open_answer(raw: bytes, endpoint: str, logged_in: bool) -> dict[str, Any]:
@@ -286,7 +286,7 @@ def open_answer(raw: bytes, endpoint: str, logged_in: bool) -> dict[str, Any]:
     except RecursionError as error:
         raise ValueError("its answer is nested too deeply") from error
     if not isinstance(answer, dict):
-        raise ValueError("its answer is no JSON object")
+        raise ValueError("its answer is not a JSON object")
     if "error" in answer:
         raise _failure(endpoint, answer, logged_in)
     return answer
@@ -315,11 +315,12 @@ def _failure(endpoint: str, answer: dict[str, Any], logged_in: bool) -> StoreErr
         return _TooMuchError(says)
     if code == EXHAUSTED and "space" in says:
         return StoreRefusedError(
-            f"etcd is full ({says}): compact and defragment it, disarm its alarm, and have it compact by itself"
-            " (--auto-compaction-retention)"
+            f"etcd is full ({says}): compact and defragment it, disarm its alarm, and set --auto-compaction-retention"
         )
     if code == INVALID_ARGUMENT and "too large" in says:
-        return StoreRefusedError(f"etcd takes no request of this size ({says}): raise its --max-request-bytes to 1.5 MiB again")
+        return StoreRefusedError(
+            f"etcd rejects a request of this size ({says}): set its --max-request-bytes to 1.5 MiB or more"
+        )
     if code in _FINAL:
         return StoreRefusedError(f"etcd at {endpoint} refuses: {_FINAL[code]} ({says})")
     return StoreError(f"etcd at {endpoint}: {says}")

@@ -52,7 +52,7 @@ def test_who_shared_a_store_does_not_go_on_alone_beside_the_others(tmp_path: Pat
     write_down_store(tmp_path, None)
     write_down_store(tmp_path, EtcdPlace(("http://192.0.2.1:2379", "http://192.0.2.2:2379"), "runs"))
     write_down_store(tmp_path, EtcdPlace(("http://192.0.2.1:2379",), "runs"))
-    with pytest.raises(ConfigError, match=r"others at http://192\.0\.2\.1:2379/runs: say --store"):
+    with pytest.raises(ConfigError, match=r"others at http://192\.0\.2\.1:2379/runs: pass --store"):
         write_down_store(tmp_path, None)
     (tmp_path / "shared-store").unlink()
     write_down_store(tmp_path, None)

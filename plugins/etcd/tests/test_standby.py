@@ -48,7 +48,7 @@ class Offices(Swarm):
         """Restart a coordinator, and check that it is a standby while the leader continues to lead."""
         before = len(self.log(name))
         self.testnet.start(self.testnet.member(name))
-        wait_for(lambda: "it stands by: " in self.log(name)[before:], "who comes back stands by")
+        wait_for(lambda: "standby: " in self.log(name)[before:], "a restarted coordinator is a standby")
         wait_for(self.one_leads, "one leads, the other stands by")
 
     def one_leads(self) -> bool:
@@ -118,7 +118,7 @@ def test_a_leader_that_stood_still_and_wakes_signs_nothing(swarm: Offices):
     swarm.goes_on()
     before = len(swarm.log(leader))
     swarm.testnet.kill(swarm.testnet.member(leader), signal.SIGCONT)
-    wait_for(lambda: "leads no more" in swarm.log(leader)[before:], "it hears that it leads no more")
+    wait_for(lambda: "lost its leadership" in swarm.log(leader)[before:], "it notices that another coordinator leads")
     swarm.goes_on()
     wait_for(swarm.one_leads, "one leads, the other stands by")
 

@@ -29,18 +29,18 @@ def announce(
     home: HomeOption = None,
     key: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="The coordinator's key where it is the owner's: RUN.key (default: in --home)."),
+        typer.Option(metavar="FILE", help="The coordinator's key, if it is the owner's: RUN.key (default: in --home)."),
     ] = None,
     host: HostOption = "127.0.0.1",
 ) -> None:
-    """Announce until Ctrl-C that the run of this machine's coordinator looks for machines. Without --market this begins a
-    market; the log has its address."""
+    """Announce until Ctrl-C that the run of this machine's coordinator needs machines. Without --market this starts a new
+    market; the log contains its address."""
     set_up_logging(verbose=False)
     check_addresses(market or ())
     folder = home or base_folder() / "coordinator"
     facts = find_daemon(folder)
     if facts["role"] != "coordinator":
-        raise ConfigError(f"in {folder} runs a {facts['role']}: name the folder of a coordinator with --home")
+        raise ConfigError(f"{folder} runs a {facts['role']}: pass --home with the folder of a coordinator")
     identity = _identity(folder, key, JoinLink.parse(_link(folder)))
     console.print("the run is announced until Ctrl-C", highlight=False)
     asyncio.run(_announced(market or (), market_port or 0, host, identity, folder))
@@ -50,11 +50,11 @@ def _identity(folder: Path, key: Path | None, link: JoinLink) -> Identity:
     """Return the coordinator's identity. Raises ConfigError if its key is another's, or is missing."""
     path = key or folder / "identity.key"
     if not path.is_file():
-        raise ConfigError(f"{path} is not here: name the key of the run's coordinator with --key, such as RUN.key")
+        raise ConfigError(f"{path} does not exist: pass the key of the run's coordinator with --key, such as RUN.key")
     identity = load_identity(path)
     if identity.peer != link.coordinator:
         raise ConfigError(
-            f"{path} is the key of {identity.peer}, and the run's coordinator is {link.coordinator}: name its key with --key"
+            f"{path} is the key of {identity.peer}, but the run's coordinator is {link.coordinator}: pass its key with --key"
         )
     return identity
 
@@ -63,7 +63,7 @@ def _link(folder: Path) -> str:
     """Return the join link of the coordinator on this folder. Raises LocalError while none runs there."""
     facts: dict[str, Any] | None = running_daemon(folder)
     if facts is None or not facts.get("link"):
-        raise LocalError(f"no coordinator runs on {folder} now")
+        raise LocalError(f"the coordinator of {folder} has ended")
     return str(facts["link"])
 
 
@@ -75,5 +75,5 @@ async def _announced(market: Sequence[str], port: int, host: str, identity: Iden
             return pb.Job(link=link, expires_at=until, manifest=read.signed_manifest, appointment=read.newest_word)
 
     async with opened_board(market, host, identity, port, folder) as board:
-        log.info("this run is announced in the market; others begin at %s", board.address)
+        log.info("this run is announced in the market; other peers can join it at %s", board.address)
         await board.announce_forever(identity, pb.KIND_JOB, job)

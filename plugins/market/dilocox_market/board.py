@@ -58,7 +58,7 @@ class Board:
             except LocalError as error:
                 if str(error) != why:
                     why = str(error)
-                    log.warning("nothing is announced for now: %s", why)
+                    log.warning("the market is paused: %s", why)
             else:
                 why = ""
                 with suppress(LocalError):

@@ -172,7 +172,7 @@ async def _line(p2p: P2P, peer: PeerID) -> bytes:
             said = await line.measured(reader, writer)
     signed = listings.open_line(pb.Envelope.FromString(said), p2p.peer_id.to_base58(), get_dht_time())
     if signed.peer != peer.to_base58():
-        raise RemoteError(pb.REASON_BAD_SIGNATURE, "it is another's word")
+        raise RemoteError(pb.REASON_BAD_SIGNATURE, "another peer signed it")
     return said
 
 

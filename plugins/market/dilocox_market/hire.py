@@ -53,23 +53,25 @@ class Offered:
 
 
 def hire(
-    run_file: Annotated[Path, typer.Argument(help="The run file: whom it needs, and where those who are hired are written.")],
+    run_file: Annotated[
+        Path, typer.Argument(help="The run file: it sets the requirements, and lists the peers that are hired.")
+    ],
     peers: Annotated[
-        list[str] | None, typer.Argument(metavar="[PEER]…", help="Those to hire; none: the offers are listed.")
+        list[str] | None, typer.Argument(metavar="[PEER]…", help="Peer ids to hire; none: list the offers.")
     ] = None,
     market: MarketOption = None,
     seconds: PatienceOption = PATIENCE,
     as_json: JsonOption = False,
 ) -> None:
-    """List the machines that may be had for a run; with PEERs, put them onto its allow-list, before it begins. They are paid from
-    the pool of its contract: `dilocox settlement contract fund`."""
+    """List the machines that are offered to a run. With PEERs, add them to its allow-list, before the run begins. They are paid
+    from the pool of its contract: `dilocox settlement contract fund`."""
     text = read_run_text(run_file)
     manifest = Manifest.from_toml(text)
     if peers:
         _admit(run_file, text, peers)
         return
     set_up_logging(verbose=False)
-    with working("looking for the market"):
+    with working("searching for the market"):
         found = asyncio.run(_offers(market or (), manifest, seconds))
     if as_json:
         print_json([_told_of(each) for each in found])
@@ -77,7 +79,7 @@ def hire(
     rows = [_offer_row(each) for each in sorted(found, key=lambda each: (bool(each.lacks), each.body.price))]
     print_table(["peer", "name", "devices", "memory", "Mbit/s", "hours", "price", "attested", "fits"], rows)
     if not found:
-        console.print(f"no offer was found in {seconds:g} s", highlight=False)
+        console.print(f"no offer found in {seconds:g} s", highlight=False)
 
 
 async def _offers(market: Sequence[str], manifest: Manifest, patience: float) -> list[Offered]:
@@ -142,7 +144,7 @@ def line_of(each: Offered) -> str:
         return f"{upload / 1e6:,.0f} up, {download / 1e6:,.0f} down, measured by {len(each.lines)}"
     said = [(each.body.upload_bits, "up"), (each.body.download_bits, "down")]
     rates = ", ".join(f"{bits / 1e6:,.0f} {way}" for bits, way in said if bits)
-    return f"{rates}, as it says" if rates else ""
+    return f"{rates}, not measured" if rates else ""
 
 
 def _told_of(each: Offered) -> dict[str, Any]:
@@ -168,7 +170,8 @@ def _admit(run_file: Path, text: str, peers: Sequence[str]) -> None:
     manifest = Manifest.from_toml(changed)
     write_atomically(place, changed.encode(), mode=S_IMODE(place.stat().st_mode))
     console.print(
-        f"{len(manifest.admission.allow)} may take part in {printable(manifest.run.name)}; its id is now {manifest.run_id.hex()}",
+        f"{len(manifest.admission.allow)} peers may take part in {printable(manifest.run.name)}; its id is now "
+        f"{manifest.run_id.hex()}",
         highlight=False,
         soft_wrap=True,
     )
@@ -181,7 +184,7 @@ def with_allowed(text: str, peers: Iterable[str]) -> str:
         try:
             key_of_peer(peer)
         except ValueError as error:
-            raise ConfigError(f"{peer} is no peer id: `dilocox market hire RUN.toml` lists those who offer") from error
+            raise ConfigError(f"{peer} is not a peer id: run `dilocox market hire RUN.toml` to list the offers") from error
     said = tomllib.loads(text)
     admission = said.get("admission", {})
     allow = list(dict.fromkeys([*admission.get("allow", ()), *peers]))
@@ -193,8 +196,7 @@ def with_allowed(text: str, peers: Iterable[str]) -> str:
     if not holds:
         lines = "".join(f'\n  "{peer}",' for peer in allow)
         raise ConfigError(
-            f'the admission of this run file is written in a way that is not edited here: write policy = "allow-list" and '
-            f"allow = [{lines}\n] into it by hand"
+            f'cannot edit the admission of this run file: set policy = "allow-list" and allow = [{lines}\n] in it'
         )
     return changed
 

@@ -43,7 +43,7 @@ async def measure(reader: StreamReader, writer: StreamWriter) -> tuple[int, int]
         await writer.drain()
         for chunk in _stream(seed, size):
             if await reader.readexactly(len(chunk)) != chunk:
-                raise RemoteError(pb.REASON_MALFORMED, "what came is not what was asked for")
+                raise RemoteError(pb.REASON_MALFORMED, "the answer does not match the request")
 
     async def download(size: int) -> None:
         writer.write(_ORDER.pack(DOWNLOAD, size, bytes(32)))
@@ -53,7 +53,7 @@ async def measure(reader: StreamReader, writer: StreamWriter) -> tuple[int, int]
             writer.write(chunk)
             await writer.drain()
         if await reader.readexactly(digest.digest_size) != digest.digest():
-            raise RemoteError(pb.REASON_MALFORMED, "not all that was sent came")
+            raise RemoteError(pb.REASON_MALFORMED, "not all sent bytes arrived")
 
     return await _rate(upload), await _rate(download)
 
@@ -85,7 +85,7 @@ async def measured(reader: StreamReader, writer: StreamWriter) -> bytes:
                 size -= len(chunk)
             writer.write(digest.digest())
             await writer.drain()
-    raise RemoteError(pb.REASON_MALFORMED, "who measures asks for too much")
+    raise RemoteError(pb.REASON_MALFORMED, "the measuring peer asks for too much")
 
 
 async def _rate(transfer: Callable[[int], Awaitable[None]]) -> int:

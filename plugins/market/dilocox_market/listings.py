@@ -68,7 +68,7 @@ def open_listing(raw: bytes, now: float, kinds: tuple[int, ...] = KINDS) -> Stat
     listing = open_envelope(raw, MARKET, kinds)
     expires = listing.body.expires_at
     if not now < expires <= now + LISTING_SECONDS:
-        raise RemoteError(pb.REASON_STALE_ROUND, "it is expired, or would live too long")
+        raise RemoteError(pb.REASON_STALE_ROUND, "it is expired, or expires too late")
     if listing.kind == pb.KIND_JOB:
         manifest_of(listing.body, listing.peer)
     return listing
@@ -81,9 +81,7 @@ def manifest_of(job: pb.Job, signer: str) -> Manifest:
     manifest = open_manifest(job.manifest, link.run_id)
     appointment = terms.open_appointment(manifest, job.appointment) if job.HasField("appointment") else None
     if {link.coordinator, signer} != {terms.coordinator_of(manifest, appointment)}:
-        raise RemoteError(
-            pb.REASON_MALFORMED, "a run is announced by its coordinator, whom its owner names, and by nobody else"
-        )
+        raise RemoteError(pb.REASON_MALFORMED, "only the coordinator that the run's owner names can announce the run")
     return manifest
 
 
@@ -91,9 +89,9 @@ def open_line(envelope: pb.Envelope, peer: str, now: float) -> Statement[pb.Line
     """Return the bandwidth that another peer measured. Raises RemoteError if it does not count at `now`, Unix seconds."""
     line = open_envelope(envelope, MARKET, (pb.KIND_LINE,))
     if line.peer == peer or line.body.peer != peer:
-        raise RemoteError(pb.REASON_MALFORMED, "it is not another's word on this peer's line")
+        raise RemoteError(pb.REASON_MALFORMED, "it is not another peer's report on this peer's bandwidth")
     if not now - LINE_SECONDS < line.body.measured_at <= now + LISTING_SECONDS:
-        raise RemoteError(pb.REASON_STALE_ROUND, "it was measured too long ago, or is to be")
+        raise RemoteError(pb.REASON_STALE_ROUND, "its measurement is too old, or in the future")
     return line
 
 

@@ -64,26 +64,31 @@ def offer(
     devices: Annotated[
         int | None, typer.Option(min=1, max=limits.HOSTS, help="Stage workers (default: one per GPU, or 1).")
     ] = None,
-    upload: Annotated[str | None, typer.Option(metavar="RATE", help="Of this machine's line, such as 100mbit.")] = None,
-    download: Annotated[str | None, typer.Option(metavar="RATE", help="Of this machine's line.")] = None,
+    upload: Annotated[
+        str | None, typer.Option(metavar="RATE", help="Upload bandwidth of this machine, such as 100mbit.")
+    ] = None,
+    download: Annotated[str | None, typer.Option(metavar="RATE", help="Download bandwidth of this machine.")] = None,
     hours: Annotated[
         str | None,
-        typer.Option(metavar="HOURS", callback=validated(Hours.parse), help="As of `dilocox node` (default: always)."),
+        typer.Option(metavar="HOURS", callback=validated(Hours.parse), help="As in `dilocox node` (default: always)."),
     ] = None,
     price: Annotated[
-        int, typer.Option(min=0, max=MOST, help="For a million merit, in the smallest unit of the run's chain.")
+        int, typer.Option(min=0, max=MOST, help="Price of a million merit, in the smallest unit of the run's chain.")
     ] = 0,
     account: Annotated[
         str | None, typer.Option(metavar="0x…", callback=validated(parse_account), help="EVM account to be paid.")
     ] = None,
     measure: Annotated[
         bool,
-        typer.Option(help="Have up to three others measure this machine's line, 11 MiB each way at most, three times a day."),
+        typer.Option(
+            help="Let up to three other peers measure this machine's bandwidth, three times a day; each sends and "
+            "receives at most 11 MiB."
+        ),
     ] = True,
     attest: Annotated[bool, typer.Option("--attest", help="With evidence of this machine's hardware.")] = False,
-    simulated_measurement: Annotated[Path | None, typer.Option(help="As of `dilocox node` (testnets).")] = None,
+    simulated_measurement: Annotated[Path | None, typer.Option(help="As in `dilocox node` (testnets).")] = None,
 ) -> None:
-    """Offer this machine until Ctrl-C, and report when a run asks for it by name."""
+    """Offer this machine until Ctrl-C, and report when a run requests it."""
     set_up_logging(verbose=False)
     folder = home or base_folder() / "node"
     identity, machine = load_identity(folder / "identity.key"), this_machine(devices)
@@ -142,7 +147,7 @@ async def offered(
         return made(until, lines)
 
     async with opened_board(market, host, identity, port, home) as board:
-        log.info("this machine is offered in the market; others begin at %s", board.address)
+        log.info("this machine is offered in the market; other peers can join it at %s", board.address)
         tasks = Tasks()
         tasks.start(board.announce_forever(identity, pb.KIND_OFFER, now, measured), "announce")
         if measure:
@@ -165,7 +170,7 @@ async def _keep_measured(board: "Board", lines: list[pb.Envelope], measured: asy
             await asyncio.sleep(UP_SECONDS)
             continue
         if found:
-            log.info("%d others measured this machine's line", len(found))
+            log.info("%d peers measured this machine's bandwidth", len(found))
             lines[:] = found
             measured.set()
         await asyncio.sleep(MEASURED_SECONDS if found else UNMEASURED_SECONDS)
@@ -176,7 +181,7 @@ async def _say_invitations(board: "Board", me: str) -> None:
     while True:
         for link in invitations(await listed(board, pb.KIND_JOB, INVITED_SECONDS), me) - told:
             told.add(link)
-            console.print(f"a run asks for this machine: dilocox check '{link}'", highlight=False, soft_wrap=True)
+            console.print(f"a run requests this machine: dilocox check '{link}'", highlight=False, soft_wrap=True)
         await asyncio.sleep(INVITED_SECONDS)
 
 

@@ -27,12 +27,12 @@ log = logging.getLogger(__name__)
 
 MarketOption = Annotated[
     list[str] | None,
-    typer.Option("--market", metavar="MULTIADDR", help="A node of the market, to begin with. May be said several times."),
+    typer.Option("--market", metavar="MULTIADDR", help="Address of a node of the market; repeatable."),
 ]
 MarketPortOption = Annotated[
-    int | None, typer.Option("--market-port", **PORTS, help="Port of our own node of the market (default, and 0: any).")
+    int | None, typer.Option("--market-port", **PORTS, help="Port of this machine's node of the market (default, and 0: any).")
 ]
-PatienceOption = Annotated[float, typer.Option("--seconds", min=0, help="Look for so long at most while nothing is found.")]
+PatienceOption = Annotated[float, typer.Option("--seconds", min=0, help="Seconds to search while nothing is found.")]
 PATIENCE = 30.0
 LOOK_SECONDS = 1.0
 ADDRESS = re.compile(r"/(ip4|ip6|dns|dns4|dns6)/[^/]+/tcp/\d+/p2p/\w+")
@@ -41,7 +41,7 @@ ADDRESS = re.compile(r"/(ip4|ip6|dns|dns4|dns6)/[^/]+/tcp/\d+/p2p/\w+")
 def check_addresses(market: Sequence[str]) -> None:
     """Check the addresses. Raises ConfigError."""
     if wrong := [text for text in market if not ADDRESS.fullmatch(text)]:
-        raise ConfigError(f"--market {wrong[0]}: write a libp2p address, such as /ip4/192.0.2.7/tcp/7410/p2p/12D3Koo…")
+        raise ConfigError(f"--market {wrong[0]}: use a libp2p address, such as /ip4/192.0.2.7/tcp/7410/p2p/12D3Koo…")
 
 
 @asynccontextmanager

@@ -57,15 +57,15 @@ def runs(
     seconds: PatienceOption = PATIENCE,
     as_json: JsonOption = False,
 ) -> None:
-    """List the runs that look for machines, and whether this one fits, by their manifests as their owners signed them.
-    This command opens no connection to a run: `dilocox check LINK` asks a run's coordinator, too."""
+    """List the runs that need machines, and whether this one fits, by their signed manifests. This command opens no connection
+    to a run: `dilocox check LINK` also asks a run's coordinator."""
     set_up_logging(verbose=False)
     here = Here(home or base_folder() / "node", host, 0, devices, parse_folders(data or ()), None)
-    with working("looking for the market") as bar:
+    with working("searching for the market") as bar:
         jobs = asyncio.run(_jobs(market or (), seconds))
-        found = [_seat(job, here) for job in bar.each("looking at this machine", jobs, len(jobs))]
+        found = [_seat(job, here) for job in bar.each("checking this machine", jobs, len(jobs))]
     if as_json:
-        print_json([_told(seat) for seat in found])
+        print_json([_seat_view(seat) for seat in found])
         return
     rows = [_row(seat) for seat in sorted(found, key=lambda seat: bool(seat.why))]
     print_table(["run", "model", "rounds", "admits", "pays", "fits"], rows)
@@ -73,7 +73,7 @@ def runs(
         if not seat.why:
             console.print(f"dilocox node --join '{seat.link}'", highlight=False, soft_wrap=True)
     if not found:
-        console.print(f"no run was found in {seconds:g} s", highlight=False)
+        console.print(f"no run found in {seconds:g} s", highlight=False)
 
 
 async def _jobs(market: Sequence[str], patience: float) -> list[Statement[pb.Job]]:
@@ -99,6 +99,6 @@ def _row(seat: Seat) -> list[str]:
     ]
 
 
-def _told(seat: Seat) -> dict[str, Any]:
+def _seat_view(seat: Seat) -> dict[str, Any]:
     findings = [{"level": each.level.value, "about": each.about, "says": each.says, "do": each.do} for each in seat.findings]
     return {"link": seat.link, "run": seat.manifest.run.name, "fits": not seat.why, "findings": findings}

@@ -67,7 +67,7 @@ def test_a_job_and_an_offer_count_until_they_expire():
     for listing in (job(), offer(), offer(account=bytes(20), price=7)):
         assert open_listing(raw(listing), NOW).body == listing.body
         for late in (NOW + 1800, NOW + 1801):
-            with pytest.raises(RemoteError, match="expired"):
+            with pytest.raises(RemoteError, match=r"^stale-round: .*expired"):
                 open_listing(raw(listing), late)
 
 
@@ -106,7 +106,7 @@ def test_nobody_announces_anothers_run_nor_says_in_the_market_what_is_said_in_a_
     with pytest.raises(RemoteError):
         open_listing(forged.SerializeToString(), NOW)
     leave = seal(ME, pb.KIND_LEAVE, MARKET, pb.Leave(serial=1, round=2, head=digest("head", 1)))
-    with pytest.raises(RemoteError, match="does not belong here"):
+    with pytest.raises(RemoteError, match=r"^malformed: .*kind"):
         open_listing(raw(leave), NOW)
 
 
@@ -244,7 +244,7 @@ def test_evidence_that_cannot_be_had_for_a_while_ends_no_offer(tmp_path: Path):
     proves = prover(ME, tmp_path / "measurement")
     assert attested(offer(expires_at=NOW, evidence=proves(nonce_of(NOW))))
     (tmp_path / "measurement").unlink()
-    with pytest.raises(LocalError, match=r"--attest: .*measurement holds no measurement"):
+    with pytest.raises(LocalError, match=r"--attest: .*/measurement contains"):
         proves(nonce_of(NOW))
 
 
@@ -268,7 +268,7 @@ async def test_what_cannot_be_said_is_told_once_and_tried_again(
     announcing = asyncio.create_task(board.Board(cast(Dht, None), "").announce_forever(ME, pb.KIND_OFFER, made))
     await until(lambda: bool(told))
     announcing.cancel()
-    assert caplog.messages == ["nothing is announced for now: --attest: nothing answers"]
+    assert [each.endswith(": --attest: nothing answers") for each in caplog.messages] == [True]
 
 
 async def test_what_ends_an_offer_is_said_as_it_is(tmp_path: Path):
@@ -298,7 +298,7 @@ def test_of_what_others_measured_the_middle_counts_and_each_once():
     assert middle_line(found[:2]) == (30, 96), "of two the lower"
     assert len(lines_of(offer(lines=[line(upload_bits=n) for n in range(3)]), NOW)) == 1
     assert lines_of(offer(), NOW) == []
-    with pytest.raises(RemoteError, match="too many"):
+    with pytest.raises(RemoteError, match=r"^oversize: "):
         open_listing(raw(offer(lines=[line(identity(n)) for n in range(3, 7)])), NOW)
 
 
@@ -323,7 +323,7 @@ def test_a_measurement_that_is_not_anothers_of_this_line_does_not_count(lie: pb.
 def test_who_hires_sees_what_was_measured_or_else_what_is_said():
     said = offer(upload_bits=5 * 10**8, download_bits=10**9, lines=[line()])
     assert line_of(Offered(ME.peer, said.body, lines_of(said, NOW), "", "")) == "100 up, 1,000 down, measured by 1"
-    assert line_of(Offered(ME.peer, said.body, [], "", "")) == "500 up, 1,000 down, as it says"
+    assert line_of(Offered(ME.peer, said.body, [], "", "")) == "500 up, 1,000 down, not measured"
     assert line_of(Offered(ME.peer, offer().body, [], "", "")) == ""
 
 
@@ -383,7 +383,7 @@ def test_a_run_file_without_its_last_line_s_end_is_edited_too(last: str):
     ],
 )
 def test_a_run_file_that_is_written_in_another_way_is_left_to_a_person(text: str):
-    with pytest.raises(ConfigError, match=f"by hand|{ME.peer}"):
+    with pytest.raises(ConfigError, match=f"allow-list|{ME.peer}"):
         with_allowed(text, [ME.peer])
 
 
@@ -407,7 +407,7 @@ def test_a_run_file_keeps_its_mode_and_its_place_and_is_left_as_it_is_where_it_c
 
 
 def test_who_is_no_peer_is_not_hired():
-    with pytest.raises(ConfigError, match="no peer id"):
+    with pytest.raises(ConfigError, match="not a peer id"):
         with_allowed(RUN_FILE, ["nobody"])
 
 

@@ -36,7 +36,7 @@ def market(swarm: Swarm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[s
     log = tmp_path_factory.mktemp("announce") / "log"
     with log.open("w") as out, subprocess.Popen([*CLI, "market", "announce", *map(str, words)], stderr=out) as announcing:
         try:
-            yield wait_for(lambda: re.search(r"others begin at (\S+)", log.read_text()), "the run is announced")[1]
+            yield wait_for(lambda: re.search(r"can join it at (\S+)", log.read_text()), "the run is announced")[1]
         finally:
             announcing.terminate()
             announcing.wait()

@@ -36,8 +36,10 @@ LOOK_SECONDS = 1.0
 ETHER = 10**18
 
 KeyOption = Annotated[Path, typer.Option("--key", metavar="FILE", help="The account's key, readable by this user only.")]
-RpcOption = Annotated[str, typer.Option("--rpc", metavar="URL", help="A node of the chain: its JSON-RPC.")]
-SendOption = Annotated[bool, typer.Option("--send", help="Send it; without this it is only shown, with what it would cost.")]
+RpcOption = Annotated[str, typer.Option("--rpc", metavar="URL", help="JSON-RPC URL of a node of the chain.")]
+SendOption = Annotated[
+    bool, typer.Option("--send", help="Send the transaction; without this it is only printed, with its cost.")
+]
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,9 @@ class Ran:
         assert self.manifest.settlement is not None
         found = Contract(HttpRpc(url), self.manifest.settlement.contract, self.manifest.settlement.chain_id)
         if (run := found.read("run")) != (self.manifest.run_id if bound else bytes(32)):
-            which = f"the run {run.hex()}" if any(run) else "no run yet: its sponsor says `dilocox settlement contract bind`"
+            which = (
+                f"the run {run.hex()}" if any(run) else "no run yet: its sponsor must run `dilocox settlement contract bind`"
+            )
             raise LocalError(f"the contract {found.address} settles {which}")
         return found
 
@@ -70,7 +74,7 @@ def read_run(home: Path | None, join: str | None) -> Ran:
     with reading(join, home, None, nothing) as (chains, _), working("checking the chain") as bar:
         found = [ran for path in chains if (ran := _settling(path, bar)) is not None]
     if len(found) != 1:
-        raise ConfigError(f"{len(found)} runs that settle are here: name one by --join LINK, or the --home of its daemon")
+        raise ConfigError(f"{len(found)} runs with settlement on this disk: pass --join LINK, or the --home of its daemon")
     return found[0]
 
 
@@ -96,7 +100,7 @@ def act(rpc: "Rpc", signer: "LocalAccount", send: bool, says: str, prepared: "Pr
     gas, cost = prepared.transaction["gas"], prepared.largest_cost / ETHER
     console.print(f"{says}\nby {signer.address}: at most {gas:,} gas, {cost:.6g} of the chain's coin", highlight=False)
     if not send:
-        console.print("nothing was sent; --send sends it", highlight=False)
+        console.print("nothing was sent; use --send to send it", highlight=False)
         return None
     digest = contracts.send(rpc, signer, prepared)
     console.print(f"sent {digest}", highlight=False, soft_wrap=True)
@@ -110,7 +114,7 @@ def _patience(digest: str) -> Callable[[], None]:
 
     def wait() -> None:
         if time.monotonic() > until:
-            raise LocalError(f"{digest} is in no block after {RECEIPT_SECONDS} s: look for it before you send another")
+            raise LocalError(f"{digest} is in no block after {RECEIPT_SECONDS} s: search for it before you send another")
         time.sleep(LOOK_SECONDS)
 
     return wait
@@ -118,7 +122,7 @@ def _patience(digest: str) -> Callable[[], None]:
 
 @app.command()
 def account(key: KeyOption) -> None:
-    """Print the account of a key; make the key if the file does not exist."""
+    """Print the account of a key, and make the key if the file does not exist."""
     from dilocox_settlement.keys import make_key, read_key
 
     made = read_key(key) if key.exists() else make_key(key)
@@ -127,12 +131,12 @@ def account(key: KeyOption) -> None:
 
 @app.command()
 def settle(rpc: RpcOption, key: KeyOption, home: HomeOption = None, join: ReadOption = None, send: SendOption = False) -> None:
-    """Post the newest commit's merit to the run's contract: the coordinator's account does."""
+    """Post the newest commit's merit to the run's contract, with the coordinator's account."""
     from dilocox_settlement.due import posted
 
     ran = read_run(home, join)
     if not ran.commits:
-        raise ConfigError("the run has no commit yet: there is nothing to settle")
+        raise ConfigError("the run has no commit yet: nothing to settle")
     said = posted(ran.commits[-1])
     says = f"settle round {said.round}, {said.total:,} merit, root {said.root.hex()}" + ", the run's last" * said.last
     act_on(ran.contract(rpc), key, send, says, "settle", *said)
@@ -142,12 +146,14 @@ def settle(rpc: RpcOption, key: KeyOption, home: HomeOption = None, join: ReadOp
 def claim(
     rpc: RpcOption,
     key: KeyOption,
-    whose: Annotated[str | None, typer.Argument(metavar="[ACCOUNT]", help="Who is paid (default: the key's account).")] = None,
+    whose: Annotated[
+        str | None, typer.Argument(metavar="[ACCOUNT]", help="Account to pay (default: the key's account).")
+    ] = None,
     home: HomeOption = None,
     join: ReadOption = None,
     send: SendOption = False,
 ) -> None:
-    """Pay an account its merit's worth, less earlier payments. Any key may ask, and pays the gas."""
+    """Pay an account for its merit, less earlier payments. Any key may send it, and pays the gas."""
     from dilocox_settlement.due import claim_of
     from dilocox_settlement.keys import read_key
 
@@ -156,10 +162,10 @@ def claim(
     contract = ran.contract(rpc)
     root = contract.current()
     if not root.posted:
-        raise LocalError("nothing is settled yet: the coordinator posts a root, which holds after its window")
+        raise LocalError("nothing is settled yet: the coordinator must post a root, which is valid after its window")
     commit = next((each for each in ran.commits if each.digest == root.digest), None)
     if commit is None or commit.body.merit_root != root.root:
-        raise LocalError(f"the root of round {root.round} that the contract holds is not this chain's: tell the arbiter")
+        raise LocalError(f"the contract's root of round {root.round} differs from this chain: report it to the arbiter")
     try:
         due = claim_of(commit.body, paid)
     except KeyError:
@@ -171,26 +177,26 @@ def claim(
 def stake(
     rpc: RpcOption,
     key: KeyOption,
-    amount: Annotated[int, typer.Argument(min=0, help="In the chain's smallest unit (wei).")] = 0,
+    amount: Annotated[int, typer.Argument(min=0, help="Amount in the chain's smallest unit (wei).")] = 0,
     leave: Annotated[
-        bool, typer.Option("--leave", help="Begin to take it back: it leaves after the contract's delay.")
+        bool, typer.Option("--leave", help="Begin to withdraw: the stake can leave after the contract's delay.")
     ] = False,
-    withdraw: Annotated[bool, typer.Option("--withdraw", help="Take it back, once the delay is over.")] = False,
+    withdraw: Annotated[bool, typer.Option("--withdraw", help="Withdraw, after the delay.")] = False,
     home: HomeOption = None,
     join: ReadOption = None,
     send: SendOption = False,
 ) -> None:
-    """Stake on the run's contract: accounts without the least stake are not paid, and an account that signs two statements
-    for one slot loses it."""
+    """Stake on the run's contract. Accounts below the least stake are not paid. An account that signs two statements for one
+    slot loses its stake."""
     if (amount > 0) + leave + withdraw != 1:
-        raise ConfigError("say one of: AMOUNT, --leave, --withdraw")
+        raise ConfigError("pass one of: AMOUNT, --leave, --withdraw")
     contract = read_run(home, join).contract(rpc)
     if amount:
         says = (
-            f"stake {amount / ETHER:.6g} of the chain's coin, which can be had back {contract.read('DELAY'):,} s after --leave"
+            f"stake {amount / ETHER:.6g} of the chain's coin, which can be withdrawn {contract.read('DELAY'):,} s after --leave"
         )
         act_on(contract, key, send, says, "stake", value=amount)
     elif leave:
-        act_on(contract, key, send, "begin to take the stake back", "unstake")
+        act_on(contract, key, send, "begin to withdraw the stake", "unstake")
     else:
-        act_on(contract, key, send, "take the stake back", "withdraw")
+        act_on(contract, key, send, "withdraw the stake", "withdraw")

@@ -64,7 +64,7 @@ class Contract:
         try:
             found = decode([_type(output) for output in _entry(name)["outputs"]], bytes.fromhex(str(raw)[2:]))
         except (DecodingError, ValueError) as error:
-            raise LocalError(f"{self.address} is no settlement contract: it does not answer {name}") from error
+            raise LocalError(f"{self.address} is not a settlement contract: it does not answer {name}") from error
         return found[0] if len(found) == 1 else found
 
     def current(self) -> Root:
@@ -92,14 +92,14 @@ def receipt(rpc: Rpc, digest: str, wait: Callable[[], None]) -> dict[str, Any]:
     while (found := rpc("eth_getTransactionReceipt", [digest])) is None:
         wait()
     if not int(found["status"], 16):
-        raise LocalError(f"the contract refused {digest}: somebody was there first; look at it again without --send")
+        raise LocalError(f"the contract refused {digest}: another transaction came first; run this again without --send")
     return found
 
 
 def prepare(rpc: Rpc, chain_id: int, sender: str, data: str, value: int, to: str | None) -> Prepared:
     told = int(rpc("eth_chainId", []), 16)
     if told != chain_id:
-        raise LocalError(f"--rpc is a node of chain {told}; the run settles on chain {chain_id}")
+        raise LocalError(f"--rpc is a node of chain {told}, but the run settles on chain {chain_id}")
     call = {"from": sender, "data": data, "value": hex(value), **({"to": to_checksum_address(to)} if to else {})}
     gas = int(rpc("eth_estimateGas", [call]), 16)
     return Prepared(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(help="What the sponsor and the arbiter of a run that settles on a chain do.", no_args_is_help=True)
+app = typer.Typer(help="Commands for the sponsor and the arbiter of a run with settlement.", no_args_is_help=True)
 
 DAY_SECONDS = 86_400
 
@@ -33,25 +33,25 @@ def _account(said: str) -> str:
 def deploy(
     rpc: RpcOption,
     key: KeyOption,
-    chain_id: Annotated[int, typer.Option("--chain-id", help="Of the chain that --rpc is a node of.")],
-    coordinator: Annotated[str, typer.Option("--coordinator", metavar="ACCOUNT", help="Who posts roots.")],
-    arbiter: Annotated[str, typer.Option("--arbiter", metavar="ACCOUNT", help="Who vetoes roots and slashes stakes.")],
-    price: Annotated[int, typer.Option("--price", min=0, help="For a million merit, in the chain's smallest unit (wei).")],
-    least_stake: Annotated[int, typer.Option("--least-stake", min=0, help="Without which nothing is paid, in wei.")],
-    pool: Annotated[int, typer.Option("--pool", min=0, help="What is paid from, in wei.")] = 0,
-    window: Annotated[int, typer.Option("--window", min=1, help="Seconds in which a root may be vetoed.")] = DAY_SECONDS,
-    delay: Annotated[int, typer.Option("--delay", min=1, help="Seconds that a stake takes to leave.")] = 7 * DAY_SECONDS,
-    days: Annotated[int, typer.Option("--days", min=1, help="After which the sponsor may take what is left.")] = 180,
+    chain_id: Annotated[int, typer.Option("--chain-id", help="Id of the chain of --rpc.")],
+    coordinator: Annotated[str, typer.Option("--coordinator", metavar="ACCOUNT", help="Account that posts roots.")],
+    arbiter: Annotated[str, typer.Option("--arbiter", metavar="ACCOUNT", help="Account that vetoes roots and slashes stakes.")],
+    price: Annotated[int, typer.Option("--price", min=0, help="Price of a million merit, in the chain's smallest unit (wei).")],
+    least_stake: Annotated[int, typer.Option("--least-stake", min=0, help="Smallest stake of a paid account, in wei.")],
+    pool: Annotated[int, typer.Option("--pool", min=0, help="Amount from which accounts are paid, in wei.")] = 0,
+    window: Annotated[int, typer.Option("--window", min=1, help="Seconds in which a root can be vetoed.")] = DAY_SECONDS,
+    delay: Annotated[int, typer.Option("--delay", min=1, help="Seconds until a stake can be withdrawn.")] = 7 * DAY_SECONDS,
+    days: Annotated[int, typer.Option("--days", min=1, help="Days after which the sponsor can take the rest.")] = 180,
     send: SendOption = False,
 ) -> None:
-    """Make the contract of a run: the key's account is its sponsor. Its address goes into the run file; then `bind`."""
+    """Make the contract of a run, with the key's account as sponsor. Write its address into the run file, then use `bind`."""
     from dilocox_settlement.contract import deployment, prepare
     from dilocox_settlement.keys import read_key
     from dilocox_settlement.rpc import HttpRpc
 
     line, signer, closes = HttpRpc(rpc), read_key(key), int(time.time()) + days * DAY_SECONDS
     data = deployment(_account(coordinator), _account(arbiter), price, window, delay, least_stake, closes)
-    says = f"make a contract with a pool of {pool:,} wei, {price:,} wei for a million merit, that closes after {days} days"
+    says = f"make a contract with a pool of {pool:,} wei, {price:,} wei per million merit, that closes after {days} days"
     receipt = act(line, signer, send, says, prepare(line, chain_id, signer.address, data, pool, to=None))
     if receipt is not None:
         lines = ("[settlement]", f"chain_id = {chain_id}", f'contract = "{str(receipt["contractAddress"]).lower()}"')
@@ -60,7 +60,7 @@ def deploy(
 
 @app.command()
 def bind(rpc: RpcOption, key: KeyOption, home: HomeOption = None, join: ReadOption = None, send: SendOption = False) -> None:
-    """Bind the contract, once, to the run that it settles; only its sponsor may."""
+    """Bind the contract, once, to the run that it settles. Only its sponsor may do it."""
     ran = read_run(home, join)
     says = f"bind it to the run {ran.manifest.run_id.hex()}"
     act_on(ran.contract(rpc, bound=False), key, send, says, "bind", ran.manifest.run_id)
@@ -68,15 +68,15 @@ def bind(rpc: RpcOption, key: KeyOption, home: HomeOption = None, join: ReadOpti
 
 @app.command()
 def veto(rpc: RpcOption, key: KeyOption, home: HomeOption = None, join: ReadOption = None, send: SendOption = False) -> None:
-    """Veto the last posted root, if it is not this chain's; only the arbiter may, within the window."""
+    """Veto the last posted root, if it differs from this chain. Only the arbiter may do it, within the window."""
     ran = read_run(home, join)
     contract = ran.contract(rpc)
     root = contract.pending()
     if not root.posted:
-        raise LocalError("no root waits for its window to end: there is nothing to veto")
+        raise LocalError("no root waits for its window to end: nothing to veto")
     if _of_chain(root, ran.commits):
-        raise LocalError(f"the root of round {root.round} is what this chain says: there is nothing to veto")
-    says = f"strike the root of round {root.round}, {root.total:,} merit: it is not this chain's"
+        raise LocalError(f"the root of round {root.round} matches this chain: nothing to veto")
+    says = f"veto the root of round {root.round}, {root.total:,} merit: it differs from this chain"
     act_on(contract, key, send, says, "veto")
 
 
@@ -89,7 +89,7 @@ def _of_chain(root: "Root", commits: list[Statement[pb.Commit]]) -> bool:
 
 @app.command()
 def slash(rpc: RpcOption, key: KeyOption, home: HomeOption = None, join: ReadOption = None, send: SendOption = False) -> None:
-    """Burn the stakes of clusters that, as the chain proves, signed two statements for one slot; only the arbiter may."""
+    """Burn the stakes of clusters that, as the chain proves, signed two statements for one slot. Only the arbiter may do it."""
     from dilocox_settlement.due import equivocations
 
     ran = read_run(home, join)
@@ -100,10 +100,10 @@ def slash(rpc: RpcOption, key: KeyOption, home: HomeOption = None, join: ReadOpt
             continue
         if contract.read("stakes", account):
             done.add(proof.account)
-            says = f"burn the stake of {account}: it signed two for round {proof.round}"
+            says = f"burn the stake of {account}: it signed two statements in round {proof.round}"
             act_on(contract, key, send, says, "slash", account, proof.digest)
     if not done:
-        raise LocalError("the chain proves nothing, that was not punished already, against anybody who has a stake")
+        raise LocalError("the chain has no unpunished proof against an account with a stake")
 
 
 @app.command()
@@ -115,12 +115,12 @@ def fund(
     join: ReadOption = None,
     send: SendOption = False,
 ) -> None:
-    """Add to the pool that the run pays from. Any account may; the rest at its end is the sponsor's."""
+    """Add to the pool from which the run pays. Any account may do it; the sponsor gets the rest at the end."""
     act_on(read_run(home, join).contract(rpc), key, send, f"add {amount:,} wei to the pool", "fund", value=amount)
 
 
 @app.command()
 def refund(rpc: RpcOption, key: KeyOption, home: HomeOption = None, join: ReadOption = None, send: SendOption = False) -> None:
-    """Take back the funds that no account can claim any more: after the run's last root was valid, or when the contract
-    has closed."""
-    act_on(read_run(home, join).contract(rpc), key, send, "take back what is left", "refund")
+    """Return the funds that no account can claim any more: after the run's last root was valid, or when the contract has
+    closed."""
+    act_on(read_run(home, join).contract(rpc), key, send, "take back the rest", "refund")

@@ -27,11 +27,13 @@ def make_key(path: Path) -> LocalAccount:
 def read_key(path: Path) -> LocalAccount:
     """Read a key. Raises ConfigError, also if others may read it; OSError."""
     if path.stat().st_mode & 0o077:
-        raise ConfigError(f"{path} can be read by others than this user: chmod 600 it, and think whether they did")
+        raise ConfigError(f"other users can read {path}: run chmod 600 on it, and replace the key if it may have been read")
     text = path.read_text(errors="replace").strip()
     if not re.fullmatch(r"(0x)?[0-9a-fA-F]{64}", text):
-        raise ConfigError(f"{path} holds no key: 64 hexadecimal digits in one line (dilocox account --key FILE makes one)")
+        raise ConfigError(
+            f"{path} contains no key: use 64 hexadecimal digits in one line (dilocox account --key FILE makes one)"
+        )
     try:
         return Account.from_key(text)
     except ValueError as error:
-        raise ConfigError(f"{path} holds no key of the chain's curve") from error
+        raise ConfigError(f"{path} contains no key of the chain's curve") from error

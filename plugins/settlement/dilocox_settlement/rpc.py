@@ -28,7 +28,7 @@ class HttpRpc:
 
     def __init__(self, url: str) -> None:
         if not url.startswith(("http://", "https://")):
-            raise ConfigError(f"--rpc {url!r}: say the http:// or https:// URL of a node of the chain")
+            raise ConfigError(f"--rpc {url!r}: use the http:// or https:// URL of a node of the chain")
         self._url, self._numbers = url, count(1)
 
     def __call__(self, method: str, parameters: Sequence[Any]) -> Any:
@@ -38,9 +38,9 @@ class HttpRpc:
             with urllib.request.urlopen(request, timeout=SECONDS) as answer:
                 raw = answer.read(LARGEST_ANSWER_BYTES + 1)
         except urllib.error.HTTPError as error:
-            raise LocalError(f"the chain's node answers {method} with HTTP {error.code}: look at --rpc") from error
+            raise LocalError(f"the chain's node answers {method} with HTTP {error.code}: check --rpc") from error
         except (OSError, HTTPException) as error:
-            raise LocalError(f"the chain's node does not answer {method}: {error}; look at --rpc") from error
+            raise LocalError(f"the chain's node does not answer {method}: {error}; check --rpc") from error
         return _result(method, raw)
 
 
@@ -50,7 +50,7 @@ def _result(method: str, raw: bytes) -> Any:
     except ValueError:
         told = None
     if not isinstance(told, dict) or ("result" not in told and not isinstance(told.get("error"), dict)):
-        raise LocalError(f"what answers {method} is no JSON-RPC: look at --rpc")
+        raise LocalError(f"the answer to {method} is not JSON-RPC: check --rpc")
     if "error" in told:
         raise LocalError(f"the chain's node refuses {method}: {str(told['error'].get('message', 'no reason'))[:500]!r}")
     return told["result"]

@@ -173,7 +173,7 @@ def test_another_chain_and_another_contract_are_refused_before_anything_is_sent(
     elsewhere = Contract(run.rpc, run.contract.address, run.rpc.chain_id + 1)
     with pytest.raises(LocalError, match="the run settles on chain"):
         elsewhere.prepare(run.sponsor.address, "fund", value=1)
-    with pytest.raises(LocalError, match="is no settlement contract"):
+    with pytest.raises(LocalError, match=run.sponsor.address.lower()):
         Contract(run.rpc, run.sponsor.address.lower(), run.rpc.chain_id).read("current")
 
 
@@ -190,11 +190,11 @@ def test_a_key_file_is_its_users_alone_and_never_overwritten(tmp_path):
     with pytest.raises(FileExistsError):
         make_key(path)
     path.chmod(0o640)
-    with pytest.raises(ConfigError, match="can be read by others"):
+    with pytest.raises(ConfigError, match="chmod 600"):
         read_key(path)
     path.chmod(0o600)
     path.write_text("nonsense")
-    with pytest.raises(ConfigError, match="holds no key"):
+    with pytest.raises(ConfigError, match="64 hexadecimal digits"):
         read_key(path)
 
 

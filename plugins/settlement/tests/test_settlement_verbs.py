@@ -120,7 +120,7 @@ def test_a_stake_comes_and_goes_by_its_verb(desk: Desk):
     assert desk("stake", peer, "--withdraw", "--send")[0] == 0
     assert run.contract.read("stakes", peer.address) == 0
     code, said = desk("stake", peer)
-    assert (code, "say one of" in said) == (2, True), said
+    assert (code, "AMOUNT, --leave, --withdraw" in said) == (2, True), said
 
 
 def test_a_contract_is_made_bound_and_paid_back_by_verbs(desk: Desk):
@@ -174,7 +174,7 @@ def test_an_arbiter_strikes_what_the_chain_does_not_say_and_burns_what_it_proves
     assert (code, "nothing to veto" in said) == (1, True), said
     run.settle()
     code, said = desk("contract veto", run.arbiter, "--send")
-    assert (code, "what this chain says" in said) == (1, True), said
+    assert (code, "nothing to veto" in said) == (1, True), said
     act(run.contract, run.arbiter, "veto")
     told = posted(run.table.commits[-1])
     act(run.contract, run.coordinator, "settle", digest("a lie"), *told[1:])
@@ -190,7 +190,7 @@ def test_an_arbiter_strikes_what_the_chain_does_not_say_and_burns_what_it_proves
     assert desk("contract slash", run.arbiter, "--send")[0] == 0
     assert [run.contract.read("stakes", peer.address) for peer in run.peers] == [STAKE, STAKE, 0]
     code, said = desk("contract slash", run.arbiter, "--send")
-    assert (code, "proves nothing" in said) == (1, True), said
+    assert (code, "no unpunished proof" in said) == (1, True), said
 
 
 def test_a_line_that_leads_elsewhere_gets_a_sentence(desk: Desk):
@@ -201,12 +201,12 @@ def test_a_line_that_leads_elsewhere_gets_a_sentence(desk: Desk):
         probe.bind(("127.0.0.1", 0))
         nobody = f"http://127.0.0.1:{probe.getsockname()[1]}"
     code, said = desk("settle", run.coordinator, url=nobody)
-    assert (code, "does not answer eth_call" in said, "look at --rpc" in said) == (1, True, True), said
+    assert (code, "does not answer eth_call" in said, "--rpc" in said) == (1, True, True), said
     code, said = desk("settle", run.coordinator, url="ftp://x")
     assert (code, "http:// or https://" in said) == (2, True), said
     with served(_Elsewhere()) as url:
         code, said = desk("settle", run.coordinator, url=url)
-        assert (code, "is no settlement contract" in said) == (1, True), said
+        assert (code, "settlement contract" in said) == (1, True), said
     run.rpc.chain_id += 1
     code, said = desk("settle", run.coordinator, url=desk.url)
     assert (code, f"--rpc is a node of chain {run.rpc.chain_id}" in said) == (1, True), said

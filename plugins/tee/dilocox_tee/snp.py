@@ -138,9 +138,9 @@ def verify(evidence: Evidence, now: int, roots: Mapping[str, str] | None = None)
     _check_chip(report, product, chain[0])
     notes = ["revocation was not checked: AMD's CRL is not consulted offline"]
     if report.version == 2:
-        notes.append("version 2 does not name the CPU: the product is the certificate's word")
+        notes.append("version 2 does not name the CPU: the product comes from the certificate")
     if report.signing_key == VCEK and not any(report.chip_id):
-        notes.append("the host masks the chip's id: the chip is the certificate's word")
+        notes.append("the host masks the chip's id: the chip comes from the certificate")
     return Claims(
         kind=KIND,
         measurement=(report.measurement.hex(),),
@@ -167,7 +167,9 @@ def _order(certificates: Sequence[x509.Certificate], report: Report) -> list[x50
         )
     wanted = {VCEK: "SEV-VCEK", VLEK: "SEV-VLEK"}.get(report.signing_key)
     if wanted is None or common_name(leaves[0].subject) != wanted:
-        raise AttestationError(Code.NAMES, f"the report is signed by {wanted or 'nobody'}, the certificate is another's")
+        raise AttestationError(
+            Code.NAMES, f"the report is signed by {wanted or 'nobody'}, but the certificate belongs to another key"
+        )
     return [leaves[0], between[0], roots[0]]
 
 
@@ -179,7 +181,7 @@ def _product(chain: Sequence[x509.Certificate], roots: Mapping[str, str]) -> str
     if common_name(chain[1].subject) != kind + name or common_name(chain[2].subject) != "ARK-" + name:
         raise AttestationError(Code.NAMES, f"the chain's names are not those of {name}")
     if not _text(_extension(chain[0], _PRODUCT_OID)).startswith(name):
-        raise AttestationError(Code.PRODUCT, f"the certificate is of another product than {name}")
+        raise AttestationError(Code.PRODUCT, f"the certificate belongs to another product than {name}")
     return name
 
 
@@ -225,7 +227,7 @@ def _check_chip(report: Report, product: Product, certificate: x509.Certificate)
         hwid = hwid[2:]  # some certificates wrap it as a DER octet string
     used, rest = report.chip_id[: product.hwid_bytes], report.chip_id[product.hwid_bytes :]
     if hwid != used or any(rest):
-        raise AttestationError(Code.CHIP, "the report is of another chip than the certificate")
+        raise AttestationError(Code.CHIP, "the report belongs to another chip than the certificate")
 
 
 def _extension(certificate: x509.Certificate, oid: str) -> bytes:

@@ -20,7 +20,7 @@ UPLOAD = {"tags": b"\x00", "finalityRequired": True, "taskSize": 10, "expectedRe
 
 def _segment_root(segment: bytes, empty_chunks_padded: int = 0) -> str:
     """Return the SDK's root of a whole segment, twice as fast."""
-    assert not empty_chunks_padded, "only kept for its old callers"
+    assert not empty_chunks_padded, "only present for its old callers"
     return f"0x{segment_root(segment).hex()}"
 
 
@@ -36,7 +36,7 @@ def put(task: dict[str, Any]) -> dict[str, Any]:
         return {"error": str(error)}
     found = [info for node in nodes if (info := node.get_file_info(task["root"], True)) is not None]
     if not any(info.get("finalized") for info in found):
-        return {"error": "no storage node says that it has the file: say it again, what is paid for is not paid for twice"}
+        return {"error": "no storage node reports the file: run the command again, stored parts are not paid again"}
     return {"transaction": said["txHash"]}
 
 

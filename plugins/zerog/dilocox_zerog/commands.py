@@ -40,15 +40,17 @@ FINAL_SECONDS = 3600
 LOOK_SECONDS = 5.0
 HEX = 64
 
-IndexerOption = Annotated[str, typer.Option("--indexer", metavar="URL", help="An indexer of 0G Storage.")]
+IndexerOption = Annotated[str, typer.Option("--indexer", metavar="URL", help="URL of an indexer of 0G Storage.")]
 DaOption = Annotated[str, typer.Option("--da", metavar="URL", help="A disperser: grpcs://HOST:PORT.")]
-RecordOption = Annotated[Path, typer.Option("--record", metavar="FILE", help="What was handed over; made where there is none.")]
+RecordOption = Annotated[
+    Path, typer.Option("--record", metavar="FILE", help="File that records what was stored; created if missing.")
+]
 
 
 def _need_sdk() -> None:
     """Check the SDK. Raises ConfigError if 0G's SDK is not installed."""
     if any(find_spec(name) is None for name in ("Crypto", "web3", "core")):
-        raise ConfigError("0G's SDK is not installed here: pip install ./plugins/zerog")
+        raise ConfigError("0G's SDK is not installed: run pip install ./plugins/zerog")
 
 
 @app.command()
@@ -61,8 +63,8 @@ def store(
     archive_key: ArchiveKeyOption = None,
     send: SendOption = False,
 ) -> None:
-    """Store the objects of an archive that are not stored yet; `restore` needs only the root that it prints. The account
-    of --key pays. A sealed archive stays sealed."""
+    """Store the objects of an archive that are not stored yet; `restore` needs only the root that it prints. The account of
+    --key pays. An encrypted archive stays encrypted."""
     _need_sdk()
     from dilocox_zerog.network import Network
     from dilocox_zerog.record import write_record
@@ -74,7 +76,7 @@ def store(
     sizes = opened.storage.sizes("")
     volumes = due(sizes, stored)
     if not volumes:
-        console.print(f"nothing is new in {opened.url}; its last volume is {stored.root}", highlight=False, soft_wrap=True)
+        console.print(f"nothing new in {opened.url}; its last volume is {stored.root}", highlight=False, soft_wrap=True)
         return
     count, size = sum(map(len, volumes)), sum(sizes[name] for names in volumes for name in names)
     console.print(f"{count:,} objects, {size:,} bytes, in {len(volumes)} volumes", highlight=False)
@@ -88,7 +90,7 @@ def store(
                 write_record(record, stored)
     console.print(f"the archive's root is {stored.root}", highlight=False, soft_wrap=True)
     if not send:
-        console.print("nothing was sent; --send sends it", highlight=False)
+        console.print("nothing was sent; use --send to send it", highlight=False)
 
 
 def _store(
@@ -104,7 +106,7 @@ def _store(
         try:
             write_volume(storage, names, stored.last, path)
         except FileNotFoundError as error:
-            raise LocalError(f"{error} went from {storage.url} while it was read: say it again") from error
+            raise LocalError(f"{error} disappeared from {storage.url} during the read: run the command again") from error
         root = root_of(path)
         if paying is not None:
             network.put(path, root, *paying)
@@ -120,14 +122,14 @@ def _stored(path: Path, run_id: bytes) -> "Stored":
         return Stored(run=run_id.hex())
     stored = read_record(path, Stored, "what was stored")
     if stored.run != run_id.hex():
-        raise ConfigError(f"{path} is of the run {stored.run}, the archive of {run_id.hex()}")
+        raise ConfigError(f"{path} belongs to the run {stored.run}, the archive to {run_id.hex()}")
     return stored
 
 
 @app.command()
 def restore(
-    root: Annotated[str, typer.Argument(metavar="ROOT", help="As `store` printed it last.")],
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder: the archive.")],
+    root: Annotated[str, typer.Argument(metavar="ROOT", help="Root of the archive, as `store` printed it last.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="New folder for the archive.")],
     indexer: IndexerOption,
 ) -> None:
     """Restore an archive. Any account may do it without payment. A later reader (`verify --archive`, `node --archive`)
@@ -137,7 +139,7 @@ def restore(
 
     wanted = _root(root)
     if folder.exists():
-        raise ConfigError(f"{folder} is there: name a new folder")
+        raise ConfigError(f"{folder} exists: use a new folder")
     with working("fetching") as bar, whole_folder(folder) as scratch:
         _restore(Network(indexer), wanted, scratch, bar)
     console.print(f"{folder} is the archive", highlight=False, soft_wrap=True)
@@ -150,7 +152,7 @@ def _root(text: str) -> bytes:
     except ValueError:
         found = b""
     if len(found) != HEX // 2:
-        raise ConfigError(f"{text} is no root: it has {HEX} hexadecimal digits")
+        raise ConfigError(f"{text} is not a root: use {HEX} hexadecimal digits")
     return found
 
 
@@ -189,7 +191,7 @@ def disperse(
 
     with reading(join, home, None, nothing) as (chains, _):
         if len(chains) != 1:
-            raise ConfigError(f"{len(chains)} runs are here: name one by --join LINK, or the --home of its daemon")
+            raise ConfigError(f"{len(chains)} runs on this disk: pass --join LINK, or the --home of its daemon")
         with ChainFile.for_reading(chains[0]) as chain:
             run = chain.manifest.run_id
             said = read_record(record, Dispersed, "what was dispersed") if record.exists() else Dispersed(run=run.hex())
@@ -198,7 +200,7 @@ def disperse(
             commits, size = sum(count for count, _ in sizes), sum(size for _, size in sizes)
             console.print(f"{commits:,} commits, {size:,} bytes, in {several(len(sizes), 'blob')}", highlight=False)
             if not send:
-                console.print("nothing was sent; --send sends it", highlight=False)
+                console.print("nothing was sent; use --send to send it", highlight=False)
                 return
 
             async def hand_over(disperser: "Disperser", bar: Working) -> None:
@@ -208,7 +210,7 @@ def disperse(
                     write_record(record, found)
 
             asyncio.run(_with_disperser(da, "dispersing", hand_over))
-    console.print(f"{found.commits:,} commits are dispersed: keep {record}", highlight=False, soft_wrap=True)
+    console.print(f"{found.commits:,} commits are dispersed: store {record}", highlight=False, soft_wrap=True)
 
 
 async def _with_disperser(url: str, what: str, do: "Callable[[Disperser, Working], Awaitable[None]]") -> None:
@@ -224,7 +226,7 @@ def _patience() -> Callable[[], Awaitable[None]]:
 
     async def wait() -> None:
         if time.monotonic() > until:
-            raise LocalError(f"a blob is not final after {FINAL_SECONDS} s: look at the disperser, and say it again")
+            raise LocalError(f"a blob is not final after {FINAL_SECONDS} s: check the disperser, and run the command again")
         await asyncio.sleep(LOOK_SECONDS)
 
     return wait
@@ -232,7 +234,7 @@ def _patience() -> Callable[[], Awaitable[None]]:
 
 @app.command()
 def retrieve(
-    record: Annotated[Path, typer.Argument(metavar="RECORD", help="As `disperse` keeps it.")],
+    record: Annotated[Path, typer.Argument(metavar="RECORD", help="The record that `disperse` wrote.")],
     da: DaOption,
     home: Annotated[Path, typer.Option("--home", metavar="DIR", help="A folder, for `dilocox verify --home DIR`.")],
 ) -> None:
@@ -242,7 +244,7 @@ def retrieve(
 
     found = read_record(record, Dispersed, "what was dispersed")
     if not found.batches:
-        raise ConfigError(f"{record} says that nothing is dispersed")
+        raise ConfigError(f"{record} lists nothing that is dispersed")
     folder = DataDirectory(home, None)
 
     async def fetch(disperser: "Disperser", bar: Working) -> None:
@@ -252,7 +254,7 @@ def retrieve(
         asyncio.run(_with_disperser(da, "retrieving", fetch))
     finally:
         folder.close()
-    console.print(f"{found.commits:,} commits of the run {found.run}: {home} has them", highlight=False, soft_wrap=True)
+    console.print(f"{found.commits:,} commits of the run {found.run} are in {home}", highlight=False, soft_wrap=True)
 
 
 async def _retrieve(disperser: "Disperser", record: "Dispersed", folder: DataDirectory, bar: Working) -> None:

@@ -72,7 +72,7 @@ class Dispersed(Part):
         """Return the record without the batches of commits that the run's owner gave up since. Raises ConfigError if it is
         another run's."""
         if self.run != chain.manifest.run_id.hex():
-            raise ConfigError(f"the record is of the run {self.run}, not of {chain.manifest.run_id.hex()}")
+            raise ConfigError(f"the record belongs to the run {self.run}, not to {chain.manifest.run_id.hex()}")
         kept = tuple(takewhile(lambda batch: batch.is_of(chain), self.batches))
         return self.model_copy(update={"batches": kept})
 
@@ -106,7 +106,7 @@ def waiting(chain: ChainFile, record: Dispersed) -> Iterator[Waiting]:
     manifest."""
     manifest = chain.signed_manifest
     if manifest is None:
-        raise LocalError(f"{chain.path} does not hold the run's manifest as its owner signed it: name the run by --join LINK")
+        raise LocalError(f"{chain.path} does not contain the run's manifest as its owner signed it: pass --join LINK")
     for first, raws in packs(chain, record.commits):
         last = chain.commit(first + len(raws) - 1)
         assert last is not None, "it was just read"
@@ -118,12 +118,12 @@ def envelopes(batch: Batch, blob: bytes) -> list[pb.Envelope]:
     blob differs."""
     if sha256(blob).hex() != batch.sha256:
         raise RemoteError(
-            pb.REASON_DIGEST_MISMATCH, f"what came for the commits from {batch.first} on is not what was dispersed"
+            pb.REASON_DIGEST_MISMATCH, f"the fetched commits from {batch.first} on differ from those that were dispersed"
         )
     try:
         found = [pb.Envelope.FromString(raw) for raw in unpacked(blob)]
     except DecodeError as error:
-        raise RemoteError(pb.REASON_MALFORMED, "what should be a statement is none") from error
+        raise RemoteError(pb.REASON_MALFORMED, "an entry is not a statement") from error
     if len(found) != batch.count + (batch.first == 0):
         raise RemoteError(pb.REASON_MALFORMED, f"{len(found)} statements for {batch.count} commits")
     return found

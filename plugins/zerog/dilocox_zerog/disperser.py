@@ -45,7 +45,7 @@ class Disperser:
         status, info = asked.result, pb.BlobInfo()
         while status != pb.FINALIZED:
             if status in ENDED:
-                raise RemoteError(reasons.REASON_UNAVAILABLE, f"the disperser gave the blob up: {ENDED[status]}")
+                raise RemoteError(reasons.REASON_UNAVAILABLE, f"the disperser gave up the blob: {ENDED[status]}")
             await wait()
             said = await _answer(
                 self._stub.GetBlobStatus(pb.BlobStatusRequest(request_id=asked.request_id), timeout=ANSWER_SECONDS)
@@ -53,7 +53,7 @@ class Disperser:
             status, info = said.status, said.info
         header = info.blob_header
         if len(header.storage_root) != 32:
-            raise RemoteError(reasons.REASON_MALFORMED, "the disperser calls the blob final, and does not say where it lies")
+            raise RemoteError(reasons.REASON_MALFORMED, "the disperser reports the blob as final, but not its location")
         return Place(header.storage_root, header.epoch, header.quorum_id)
 
     async def retrieve(self, place: Place) -> bytes:
@@ -75,7 +75,7 @@ async def opened(url: str) -> AsyncIterator[Disperser]:
     """Open `grpcs://HOST:PORT`, or `grpc://HOST:PORT` without TLS. Raises ConfigError."""
     parts = urlsplit(url)
     if parts.scheme not in ("grpc", "grpcs") or not parts.hostname or not parts.netloc or parts.path.strip("/"):
-        raise ConfigError(f"--da {url}: write grpcs://HOST:PORT, or grpc://HOST:PORT where the line is yours")
+        raise ConfigError(f"--da {url}: use grpcs://HOST:PORT, or grpc://HOST:PORT on a trusted network")
     options = [(f"grpc.max_{way}_message_length", MESSAGE_BYTES) for way in ("send", "receive")]
     secure = grpc.ssl_channel_credentials()
     plain = parts.scheme == "grpc"

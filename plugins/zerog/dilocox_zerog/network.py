@@ -45,7 +45,7 @@ class Network:
         self._ask({"do": "get", "path": str(path), "root": f"0x{root.hex()}"})
         if path.stat().st_size == 0 or root_of(path) != root:
             path.unlink()
-            raise RemoteError(pb.REASON_DIGEST_MISMATCH, f"what came for {root.hex()} is something else")
+            raise RemoteError(pb.REASON_DIGEST_MISMATCH, f"the bytes received for {root.hex()} have another root")
 
     def _ask(self, task: dict[str, Any]) -> dict[str, Any]:
         with tempfile.TemporaryDirectory(prefix="dilocox-zerog-") as folder, closing(ParentPipe(Path(folder))) as pipe:

@@ -28,7 +28,7 @@ def read_record(path: Path, kind: type[Record], what: str) -> Record:
     try:
         return kind.model_validate_json(read_at_most(path, RECORD_BYTES))
     except ValidationError as error:
-        raise ConfigError(f"{path} is no record of {what}: {error.errors()[0]['msg']}") from error
+        raise ConfigError(f"{path} is not a record of {what}: {error.errors()[0]['msg']}") from error
 
 
 def write_record(path: Path, record: Part) -> None:

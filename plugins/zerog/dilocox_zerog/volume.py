@@ -81,7 +81,7 @@ def read_header(file: BinaryIO, size: int) -> Header:
     it is invalid."""
     start = file.read(len(MAGIC) + _LENGTH.size)
     if not start.startswith(MAGIC) or len(start) < len(MAGIC) + _LENGTH.size:
-        raise _damaged("it does not begin as one")
+        raise _damaged("it does not begin with a volume's header")
     (length,) = _LENGTH.unpack_from(start, len(MAGIC))
     if length > HEADER_BYTES:
         raise _damaged("its header is too large")
@@ -90,12 +90,12 @@ def read_header(file: BinaryIO, size: int) -> Header:
     except ValidationError as error:
         raise _damaged(error.errors()[0]["msg"]) from error
     if len(start) + length + sum(size for _, size in header.objects) != size:
-        raise _damaged("its size is not that of its objects")
+        raise _damaged("its size does not match its objects")
     return header
 
 
 def _damaged(why: str) -> RemoteError:
-    return RemoteError(pb.REASON_MALFORMED, f"what came is no volume of an archive: {why}")
+    return RemoteError(pb.REASON_MALFORMED, f"the received bytes are not a volume of an archive: {why}")
 
 
 def fill(file: BinaryIO, header: Header, folder: Path) -> None:
@@ -104,14 +104,14 @@ def fill(file: BinaryIO, header: Header, folder: Path) -> None:
     for name, size in header.objects:
         path = folder / PurePosixPath(name)
         if path.is_dir():
-            raise _damaged(f"{name} is a folder of others")
+            raise _damaged(f"{name} is a folder, but must be a file")
         if path.exists():
             file.seek(size, os.SEEK_CUR)
             continue
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError) as error:
-            raise _damaged(f"{name} lies below what is a file") from error
+            raise _damaged(f"{name} is below a path that is a file") from error
         with path.open("wb") as target:
             while size:
                 size -= target.write(file.read(min(COPIED, size)))
@@ -132,7 +132,7 @@ class Stored(Part):
     @model_validator(mode="after")
     def _has_a_root_for_objects(self) -> "Stored":
         if bool(self.objects) != (self.root is not None):
-            raise ValueError("it names objects and no volume that holds them, or a volume of none")
+            raise ValueError("it names objects without their volume, or a volume without objects")
         return self
 
     @property

@@ -138,7 +138,7 @@ def test_what_is_no_volume_is_refused(header: dict[str, Any], why: str):
     "data", [b"", b"dilocox-volume-1\n", b"something else entirely, of some length", b"dilocox-volume-1\n\xff\xff\xff\xff"]
 )
 def test_what_is_cut_short_or_too_large_is_refused(data: bytes):
-    with pytest.raises(RemoteError, match="no volume"):
+    with pytest.raises(RemoteError, match=r"^malformed: .*volume"):
         read_header(io.BytesIO(data), len(data))
 
 
@@ -221,9 +221,9 @@ def test_an_archive_is_stored_as_it_grows_and_restored_from_one_root(
     assert code == 0, said
     assert len(network) == 2
     before = set(network)
-    assert "nothing is new" in say(*asking, "--send")[1]
+    assert "nothing new" in say(*asking, "--send")[1]
     archive.put("blobs/ef/index", b"new")
-    assert "nothing is new" in say(*asking, "--send")[1], "no head names it yet"
+    assert "nothing new" in say(*asking, "--send")[1], "no head names it yet"
     archive.put("heads/000000000004", b"the next head")
     code, said = say(*asking, "--send")
     assert code == 0
@@ -265,13 +265,13 @@ def test_what_a_killed_call_had_paid_for_is_not_paid_for_again(
     assert paid in network, "the same volume was sent again, which costs nothing"
     assert say("restore", said.rpartition("root is ")[2].strip(), tmp_path / "again", "--indexer", "i")[0] == 0
     assert objects_in(tmp_path / "again") == objects_in(tmp_path / "archive")
-    assert "nothing is new" in say(*asking, "--send")[1]
+    assert "nothing new" in say(*asking, "--send")[1]
 
 
 @pytest.mark.parametrize("names", [["a", "a/b"], ["a/b", "a"]])
 def test_a_volume_whose_names_are_a_file_s_and_a_folder_s_is_refused(names: list[str], tmp_path: Path):
     header = volume.Header(before=None, objects=[(name, 1) for name in names])
-    with pytest.raises(RemoteError, match="no volume"):
+    with pytest.raises(RemoteError, match=r"^malformed: .*volume"):
         fill(io.BytesIO(b"xy"), header, tmp_path)
 
 
@@ -282,11 +282,11 @@ def test_nothing_is_paid_for_where_no_record_of_it_can_be_written(
     paying = ("--indexer", "i", "--rpc", "r", "--key", "k", "--send")
     code, said = say("store", tmp_path / "archive", "--record", tmp_path / "none" / "record", *paying)
     assert code == 2
-    assert "name one in a folder that is there" in said
+    assert "existing folder" in said
     assert not network
     code, said = say("disperse", "--record", tmp_path, "--da", "grpc://127.0.0.1:1", "--home", tmp_path / "node", "--send")
     assert code == 2
-    assert "name one in a folder that is there" in said
+    assert "existing folder" in said
 
 
 def test_what_lies_half_fetched_is_gone_once_it_is_restored(
@@ -338,7 +338,7 @@ def test_a_record_whose_objects_lie_in_no_volume_is_refused(
     asking = ("store", tmp_path / "archive", "--record", tmp_path / "record", "--indexer", "i", "--rpc", "r", "--key", "k")
     code, said = say(*asking, "--send")
     assert code == 2
-    assert "no record of what was stored" in said
+    assert "not a record of what was stored" in said
     assert not network
 
 
@@ -360,9 +360,9 @@ def test_a_record_of_another_run_is_refused(say: Say, network: dict[bytes, bytes
     (tmp_path / "record").write_text(json.dumps({"format": "dilocox-stored-1", "run": "cd" * 32, "root": None, "objects": []}))
     code, said = say(*asking)
     assert code == 2
-    assert "is of the run cdcd" in said
+    assert "belongs to the run cdcd" in said
     (tmp_path / "record").write_text("nonsense")
-    assert "no record of what was stored" in say(*asking)[1]
+    assert "not a record of what was stored" in say(*asking)[1]
     assert not network
 
 
@@ -515,7 +515,7 @@ def test_what_a_disperser_gives_back_is_what_was_dispersed_or_refused(say: Say, 
     double.blobs[root] += b"more"
     code, said = say("retrieve", tmp_path / "record", "--da", url, "--home", tmp_path / "other")
     assert code != 0
-    assert "is not what was dispersed" in said
+    assert "were dispersed" in said
     double.blobs.clear()
     code, said = say("retrieve", tmp_path / "record", "--da", url, "--home", tmp_path / "other")
     assert code != 0
@@ -571,7 +571,7 @@ def test_what_is_no_disperser_s_url_is_refused(url: str, say: Say, tmp_path: Pat
     chain_in(tmp_path / "node", Table(RUN).genesis().train(1))
     code, said = say("disperse", "--record", tmp_path / "record", "--da", url, "--home", tmp_path / "node", "--send")
     assert code == 2
-    assert "write grpcs://HOST:PORT" in said
+    assert "grpcs://HOST:PORT" in said
 
 
 @pytest.mark.parametrize(

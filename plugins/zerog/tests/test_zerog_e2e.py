@@ -74,7 +74,7 @@ def test_a_network_that_loses_or_lies_is_found_out(tmp_path: Path):
         network.get(root, tmp_path / "again")
         assert (tmp_path / "again").read_bytes() == path.read_bytes()
         standin.lies = True
-        with pytest.raises(RemoteError, match="something else"):
+        with pytest.raises(RemoteError, match="root"):
             network.get(root, tmp_path / "lied")
         assert not (tmp_path / "lied").exists()
         with pytest.raises(RemoteError, match="not found"):
