@@ -1,12 +1,13 @@
 """`make gpu`: what one GPU makes of the product, in at most ten minutes and without a network.
 
-Each section is a bench in a process of its own: the inner step at 125M, 350M and 1B parameters beside other loops, the
+Each section is a separate process: the inner step at 125M, 350M and 1B parameters beside other loops, the
 codec, the pause of training at the end of a round, and the tests that need a GPU. After each section the results are
 written to docs/results/gpu.json; a section that is there for the same machine is not run again. `--quick` runs the short
 forms, also without a GPU, and writes to bench/results.
 """
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -20,8 +21,12 @@ from bench.report import RESULTS, bench_parser, judge, machine
 
 __all__ = ["SECTIONS", "Section", "collect", "main"]
 
+ROOT = Path(__file__).parents[1]
 OUTPUT_LINES = 40
 """Last lines of a section's output that are kept."""
+
+
+OF_CUDA = ("pytest", "-q", "--markexpr=cuda", "tests")
 
 
 @dataclass(frozen=True)
@@ -36,12 +41,12 @@ class Section:
     """Name of its file in bench/results; empty: its output is the result."""
 
     def command(self, quick: bool) -> list[str]:
-        return [sys.executable, *(self.quick if quick else self.arguments)]
+        return [sys.executable, "-P", "-m", *(self.quick if quick else self.arguments)]
 
 
 def _train(size: str, seconds: float) -> Section:
     preset = f"llama-{size.lower()}"
-    start = ["-m", "bench.train", "--preset"]
+    start = ["bench.train", "--preset"]
     name = f"train-{preset}"
     return Section(name, [*start, preset, "--compiled"], [*start, "tiny", "--quick"], seconds, name)
 
@@ -50,11 +55,9 @@ SECTIONS = (
     _train("125m", 60),
     _train("350m", 90),
     _train("1b", 120),
-    Section("codec", ["-m", "bench.codec"], ["-m", "bench.codec", "--quick"], 60, "codec"),
-    Section(
-        "boundary", ["-m", "bench.boundary", "--models", "100M"], ["-m", "bench.boundary", "--quick"], 60, "boundary-other"
-    ),
-    Section("tests", ["-m", "pytest", "-q", "-m", "cuda", "tests"], ["-m", "pytest", "-q", "-m", "cuda", "tests"], 60, ""),
+    Section("codec", ["bench.codec"], ["bench.codec", "--quick"], 60, "codec"),
+    Section("boundary", ["bench.boundary", "--models", "100M"], ["bench.boundary", "--quick"], 60, "boundary-other"),
+    Section("tests", OF_CUDA, OF_CUDA, 60, ""),
 )
 
 
@@ -62,7 +65,8 @@ def collect(section: Section, quick: bool, left: float) -> dict[str, Any]:
     """Run a section for at most `left` seconds. Return its result, or the end of its output where it failed."""
     start = time.monotonic()
     try:
-        done = subprocess.run(section.command(quick), capture_output=True, text=True, timeout=left)
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(section.command(quick), capture_output=True, text=True, timeout=left, cwd=ROOT, env=environment)
         code, output = done.returncode, done.stdout + done.stderr
     except subprocess.TimeoutExpired as error:
         code, output = 124, str(error)
