@@ -17,6 +17,7 @@ from dilocox.node.planning import advice as advising
 from dilocox.node.planning import plan as model
 from dilocox.node.planning.advice import Advice, Offer
 from dilocox.node.planning.plan import Inside
+from dilocox.node.planning.step_model import EFFICIENCY, KINDS, Kind
 from dilocox.node.planning.time_model import HEADERS, SEVERAL_FILL, Estimate, Line, Method, Site, estimate, ring
 from dilocox.protocol.ids import several
 from dilocox.protocol.run.manifest import Compression, Manifest
@@ -49,9 +50,7 @@ def plan(
     ] = "",
     lan: Annotated[str, typer.Option(help="Of the line between a cluster's boxes, each way (default: as --bandwidth).")] = "",
     devices: Annotated[int | None, typer.Option(**DEVICES, help=f"Of a box ({MADE_FOR}).")] = None,
-    device: Annotated[
-        str, typer.Option(help=f"Its kind ({', '.join(model.PEAKS)}), or its peak in TFLOP/s ({MADE_FOR}).")
-    ] = "",
+    device: Annotated[str, typer.Option(help=f"Its kind ({', '.join(KINDS)}), or its peak in TFLOP/s ({MADE_FOR}).")] = "",
     step_seconds: Annotated[
         float | None,
         typer.Option(min=1e-9, help="Of one inner step, computing only, as measured (default: by the device's peak)."),
@@ -91,11 +90,12 @@ def plan(
     named: dict[str, Any] = {"clusters": clusters, "boxes": boxes, "devices": devices, "device": device, "bandwidth": bandwidth}
     machines = replace(model.MADE_FOR[like], **{name: value for name, value in named.items() if value})
     assumed = [f"{name} {getattr(machines, name)}" for name, value in named.items() if not value]
-    cluster = model.inside(manifest, [machines.devices] * machines.boxes)
+    kind = _kind(machines.device)
+    cluster = model.inside(manifest, [machines.devices] * machines.boxes, kind)
     line = bits_per_second(machines.bandwidth, "--bandwidth")
     site = Site(
         trained_count(manifest.model),
-        model.step_of(manifest, cluster, _peak(machines.device), bits_per_second(lan, "--lan") if lan else line, step_seconds),
+        model.step_of(manifest, cluster, kind, bits_per_second(lan, "--lan") if lan else line, step_seconds),
         machines.clusters * manifest.tokens_per_step,
         machines.clusters,
         Line(bits_per_second(upload, "--upload") if upload else line, line),
@@ -153,17 +153,16 @@ def plan(
         console.print(sentence, style="dim", highlight=False, soft_wrap=True)
 
 
-def _peak(device: str) -> float:
-    """Operations per second."""
-    if device.lower() in model.PEAKS:
-        return model.PEAKS[device.lower()]
+def _kind(device: str) -> Kind:
+    if device.lower() in KINDS:
+        return KINDS[device.lower()]
     try:
         peak = 1e12 * float(device)
     except ValueError:
         peak = 0.0
     if not 0 < peak < math.inf:
-        fail(f"--device {device}", Exit.USAGE, f"one of {', '.join(model.PEAKS)}, or its peak in TFLOP/s, such as 165")
-    return peak
+        fail(f"--device {device}", Exit.USAGE, f"one of {', '.join(KINDS)}, or its peak in TFLOP/s, such as 165")
+    return Kind.of_peak(peak)
 
 
 def _manifest(run_file: Path | None, preset: str) -> Manifest:
@@ -191,15 +190,10 @@ def _steps(text: str, manifest: Manifest) -> list[int]:
 
 
 def _check_memory(cluster: Inside, device: str) -> None:
-    """Check the memory, if the kind of device is known."""
-    has = model.DEVICE_BYTES.get(device.lower())
-    if has is not None and cluster.device_bytes > has:
-        what = f"a worker would hold {_gigabytes(cluster.device_bytes)} on its device, and a {device} has {_gigabytes(has)}"
-        fail(
-            what,
-            Exit.USAGE,
-            "more devices (--devices, --boxes) hold less each, others (--device) more; training.checkpoint_activations takes less",
-        )
+    """Check that some placement fits the devices."""
+    for lack in cluster.choice.lacking[:1]:
+        what = f"a worker would hold {_gigabytes(lack.needs)} on its device, and a {device} has {_gigabytes(lack.has)}"
+        fail(what, Exit.USAGE, "more devices (--devices, --boxes) hold less each, others (--device) more")
 
 
 def _advised(advice: Advice, manifest: Manifest) -> list[str]:
@@ -299,7 +293,7 @@ def _assumptions(site: Site, cluster: Inside, device: str) -> list[str]:
     """`device`: by whose peak the step was found; empty: it was measured."""
     tiling, held, step = cluster.tiling, cluster.device, site.step
     limit = "activations" if step.activations > step.working else "computing"
-    found = f"by {model.EFFICIENCY:.0%} of the peak of {tiling.workers} x {device}, and its bubble" if device else "as measured"
+    found = f"by {EFFICIENCY:.0%} of the peak of {tiling.workers} x {device}, and its bubble" if device else "as measured"
     return [
         f"{site.clusters} clusters on lines of {site.line.up / 1e6:,.0f} Mbit/s up and {site.line.down / 1e6:,.0f} down for a box",
         f"a cluster: {several(tiling.workers, 'worker')} on {several(site.boxes, 'box', 'boxes')}, as"

@@ -26,6 +26,7 @@ __all__ = [
     "stage_weights",
     "state_bytes",
     "trained_count",
+    "unit_operations",
 ]
 
 
@@ -89,6 +90,16 @@ def _biased(config: Config) -> set[str]:
     names = "qkv" if config.model_type == "qwen2" else "qkvo" if config.attention_bias else ""
     mlp = ("gate", "up", "down") if config.mlp_bias else ()
     return {*(f"self_attn.{name}_proj" for name in names), *(f"mlp.{name}_proj" for name in mlp)}
+
+
+@lru_cache
+def unit_operations(model: Model) -> tuple[int, ...]:
+    """Return the multiplications of each unit's forward pass for a token: one for each weight of a matrix product, and
+    those of causal attention, half of which is masked. The embedding is a table and multiplies nothing."""
+    config = model.config
+    attention = model.sequence_length * config.num_attention_heads * config.head_dim
+    products = [sum(spec.elements for spec in unit if len(spec.shape) == 2) for unit in units(model)]
+    return (0, *(layer + attention for layer in products[1:-1]), products[-1])
 
 
 @lru_cache

@@ -19,11 +19,11 @@ MOST: dict[str, tuple[int, int, int, int]] = {
     "deploy": (0, 0, 0, 0),
     "docs": (1, 0, 62, 0),
     "examples": (3, 0, 16, 5),
-    "node": (2, 5, 81, 0),
+    "node": (2, 5, 78, 0),
     "plugins": (0, 0, 53, 1),
     "protocol": (0, 0, 55, 0),
     "testnet": (0, 0, 6, 0),
-    "tests": (2, 2, 45, 0),
+    "tests": (2, 2, 44, 0),
     "transport": (0, 0, 32, 0),
     "views": (0, 0, 3, 0),
 }

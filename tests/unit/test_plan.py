@@ -19,6 +19,7 @@ from dilocox.node.outer.state import StageState
 from dilocox.node.planning import advice, memory_model, plan
 from dilocox.node.planning.disk_model import written
 from dilocox.node.planning.plan import PAPER, PUBLISHED
+from dilocox.node.planning.step_model import EFFICIENCY, KINDS, flops_per_token
 from dilocox.node.planning.time_model import (
     HEADERS,
     Line,
@@ -49,7 +50,7 @@ def test_three_published_rows_foretell_the_fourth():
 
 def test_the_published_run_is_within_its_devices_peak():
     run = Manifest.from_toml(render_preset("qwen1.5-107b", "x", "00" * 32))
-    assert PAPER.tokens_per_step / PAPER.step.seconds * plan.flops_per_token(run) < 160 * plan.PEAKS["a800"]
+    assert PAPER.tokens_per_step / PAPER.step.seconds * flops_per_token(run) < 160 * KINDS["a800"].peak
 
 
 def test_a_site_like_the_paper_s_has_its_proportions():
@@ -69,20 +70,20 @@ def test_operations_are_six_for_each_weight_and_eight_where_activations_are_comp
         if len(spec.shape) == 2 and "embed" not in spec.name
     )
     attention = 6 * run.model.config.num_hidden_layers * 32 * run.model.config.hidden_size
-    assert plan.flops_per_token(run) == 6 * weights + attention
-    again = manifest(model={"sequence_length": 32}, training={"checkpoint_activations": True})
-    assert plan.flops_per_token(again) == pytest.approx(4 / 3 * plan.flops_per_token(run))
+    assert flops_per_token(run) == 6 * weights + attention
+    assert flops_per_token(run, recompute=True) == pytest.approx(4 / 3 * flops_per_token(run))
 
 
 def test_no_step_is_faster_than_its_devices():
     run = Manifest.from_toml(render_preset("qwen1.5-107b", "x", "00" * 32))
-    cluster = plan.inside(run, [8] * 10)
-    least = run.tokens_per_step * plan.flops_per_token(run) / (80 * 312e12)
-    assert plan.step_of(run, cluster, 312e12, 1e12, 1.001 * least).working == pytest.approx(1.001 * least)
+    kind = KINDS["a800"]
+    cluster = plan.inside(run, [8] * 10, kind)
+    least = run.tokens_per_step * flops_per_token(run, cluster.tiling.recompute) / (80 * kind.peak)
+    assert plan.step_of(run, cluster, kind, 1e12, 1.001 * least).working == pytest.approx(1.001 * least)
     with pytest.raises(ConfigError, match="over the devices' peak"):
-        plan.step_of(run, cluster, 312e12, 1e12, 0.999 * least)
-    unmeasured = plan.step_of(run, cluster, 312e12, 1e12, None)
-    assert unmeasured.working == pytest.approx(least / plan.EFFICIENCY / (1 - 79 / 239))
+        plan.step_of(run, cluster, kind, 1e12, 0.999 * least)
+    unmeasured, parts = plan.step_of(run, cluster, kind, 1e12, None), cluster.choice.best.parts
+    assert unmeasured.working == pytest.approx((least / EFFICIENCY + parts.imbalance) / (1 - 79 / 239) + parts.ending)
 
 
 def test_estimated_bytes_are_those_of_real_payloads():
@@ -429,7 +430,7 @@ def test_a_slow_disk_makes_longer_rounds_and_what_it_writes_is_told(tmp_path: Pa
 def test_every_preset_says_what_it_is_made_for():
     assert set(plan.MADE_FOR) == set(preset_names())
     for name, site in plan.MADE_FOR.items():
-        kind = site.device if site.device in plan.PEAKS else f"{site.device} TFLOP/s"
+        kind = site.device if site.device in KINDS else f"{site.device} TFLOP/s"
         said = f"{site.clusters} clusters, {site.boxes} x {site.devices} x {kind} each, lines of {site.bandwidth}"
         assert said in render_preset(name, "x", "00" * 32)
 
@@ -447,12 +448,12 @@ def dilocox(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_activations_between_boxes_are_what_a_slow_line_is_full_of():
     """Reproduce a fault: ten hosts at 1 Gbps were promised 273,636 tokens a second, for two clusters at a second a step."""
     run = Manifest.from_toml(render_preset("qwen1.5-107b", "x", "00" * 32))
-    cluster = plan.inside(run, [8] * 10)
+    cluster = plan.inside(run, [8] * 10, KINDS["a800"])
     assert (cluster.tiling.length, cluster.tiling.copies) == (80, 1), "each stage has a device of its own"
     passed = run.training.batch_size * 4096 * 8192 * 2
     assert cluster.activation_bytes == 2 * passed, "a box in the middle sends forward to one neighbour, and back to the other"
-    assert plan.inside(run, [8, 8]).activation_bytes == passed
-    assert plan.inside(run, [8]).activation_bytes == 0
+    assert plan.inside(run, [8, 8], KINDS["a800"]).activation_bytes == passed
+    assert plan.inside(run, [8], KINDS["a800"]).activation_bytes == 0
     assert cluster.bubble == pytest.approx(79 / 239)
     seconds = cluster.seconds(1e9)
     assert seconds == pytest.approx(8 * HEADERS * 2 * passed / 1e9)
@@ -495,11 +496,12 @@ def test_planned_memory_is_what_a_trainer_holds(optimizer: str, process_group: N
 @pytest.mark.parametrize("preset", preset_names())
 def test_every_preset_has_a_plan_of_its_memory(preset: str):
     run = Manifest.from_toml(render_preset(preset, "x", "00" * 32))
-    inside = plan.inside(run, [run.model.stages])
+    kind = KINDS["a800" if preset == "qwen1.5-107b" else "4090"]
+    inside = plan.inside(run, [run.model.stages], kind)
     largest = max(sum(spec.elements for spec in stage_tensors(run.model, stage)) for stage in range(run.model.stages))
     assert inside.device.weights >= 4 * largest
     assert inside.host_bytes >= 16 * parameter_count(run.model)
-    assert inside.device_bytes < (80e9 if preset == "qwen1.5-107b" else 24e9), "of the devices that its first line is about"
+    assert inside.device_bytes < kind.memory, "of the devices that its first line is about"
 
 
 def test_the_command_compares_codecs_and_says_what_it_assumes():
