@@ -116,8 +116,12 @@ def plan(
     offers = _offers(manifest, taking)
     advice = advising.advise(site, offers, manifest)
     methods = [advising.lengthened(offer.method, h, manifest) for offer in offers for h in _steps(inner_steps, manifest)]
-    rows = [_row(site, method) for method in methods]
-    rows.append({**_facts(ring(site)), "parameters": site.parameters, "overlap": "none"})
+    all_devices = machines.clusters * machines.boxes * machines.devices
+    reduced = {**_facts(ring(site)), "parameters": site.parameters, "overlap": "none"}
+    rows = [
+        {**row, "mfu": model.mfu(manifest, kind, all_devices, row["tokens_per_second"])}
+        for row in (*(_row(site, method) for method in methods), reduced)
+    ]
     assumptions = _assumptions(site, cluster, machines.device if step_seconds is None else "")
     assumptions.append(_codec(advice.estimate.method, model.most_values(manifest.model, cluster), site))
     as_it_is = estimate(site, replace(taking("its own", manifest.compression), overlap=manifest.rounds.overlap))
@@ -125,6 +129,8 @@ def plan(
         "advised": _wear(manifest, cluster, advice.compression, advice.estimate, site, checkpoint_every),
         "own": _wear(manifest, cluster, manifest.compression, as_it_is, site, checkpoint_every),
     }
+    share = model.mfu(manifest, kind, all_devices, as_it_is.tokens_per_second)
+    answer = _answer(manifest, as_it_is, share, wear["own"]["day_bytes"])
     if assumed:
         assumptions.insert(0, f"not named, so as {like} is made for: {', '.join(assumed)}")
     if as_json:
@@ -142,11 +148,20 @@ def plan(
             "disk": wear,
         }
         print_json(
-            {"site": asdict(site), "cluster": asdict(cluster), "advice": advised, "rows": rows, "assumptions": assumptions}
+            {
+                "answer": {"sentence": answer, "mfu": share, **_facts(as_it_is)},
+                "site": asdict(site),
+                "cluster": asdict(cluster),
+                "advice": advised,
+                "rows": rows,
+                "assumptions": assumptions,
+            }
         )
         return
-    columns = ["codec", "H", "bytes", "bit/param", "line s", "arrives at step", "steps", "utilisation", "tokens/s", "overlap"]
-    print_table(columns, [_cells(row) for row in rows])
+    for sentence in (answer, *cluster.choice.sentences(), ""):
+        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+    columns = ["codec", "H", "bytes", "bit/param", "line s", "arrives at step", "steps", "utilisation", "MFU", "tokens/s"]
+    print_table([*columns, "overlap"], [_cells(row) for row in rows])
     for sentence in (*_advised(advice, manifest), *_worn(wear, checkpoint_every), *_as_run_file(advice, manifest)):
         console.print(sentence, markup=False, highlight=False, soft_wrap=True)
     for sentence in assumptions:
@@ -194,6 +209,22 @@ def _check_memory(cluster: Inside, device: str) -> None:
     for lack in cluster.choice.lacking[:1]:
         what = f"a worker would hold {_gigabytes(lack.needs)} on its device, and a {device} has {_gigabytes(lack.has)}"
         fail(what, Exit.USAGE, "more devices (--devices, --boxes) hold less each, others (--device) more")
+
+
+def _answer(manifest: Manifest, found: Estimate, share: float, day_bytes: float) -> str:
+    """Return the answer for the run as it is. `share`: its MFU."""
+    taken, method, training = found.round, found.method, manifest.training
+    hours = training.total_steps / taken.steps * taken.seconds / 3600
+    if taken.waited:
+        first = f"no: each round waits {taken.waited:,.3g} of {taken.seconds:,.3g} s for its exchange"
+    elif taken.steps > method.inner_steps:
+        first = f"yes, in rounds of {taken.steps:,} steps instead of {method.inner_steps:,}: the link hides the exchange"
+    else:
+        first = f"yes: the link hides the exchange of {found.exchange_seconds:,.3g} s"
+    return (
+        f"{first}; {hours:,.1f} h for {training.total_steps:,} steps, {found.tokens_per_second * DAY / 1e9:,.3g} billion tokens"
+        f" a day at {share:.1%} MFU, {day_bytes / 1e9:,.0f} GB written a day"
+    )
 
 
 def _advised(advice: Advice, manifest: Manifest) -> list[str]:
@@ -284,6 +315,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
         f"{row['arrival_step']:,}",
         f"{row['steps']:,}",
         f"{row['utilisation']:.1%}",
+        f"{row['mfu']:.1%}",
         f"{row['tokens_per_second']:,.1f}",
         row["overlap"],
     ]
@@ -296,8 +328,7 @@ def _assumptions(site: Site, cluster: Inside, device: str) -> list[str]:
     found = f"by {EFFICIENCY:.0%} of the peak of {tiling.workers} x {device}, and its bubble" if device else "as measured"
     return [
         f"{site.clusters} clusters on lines of {site.line.up / 1e6:,.0f} Mbit/s up and {site.line.down / 1e6:,.0f} down for a box",
-        f"a cluster: {several(tiling.workers, 'worker')} on {several(site.boxes, 'box', 'boxes')}, as"
-        f" {several(tiling.copies, 'copy', 'copies')} of a pipeline of {tiling.length},"
+        f"a cluster: {several(tiling.workers, 'worker')} on {several(site.boxes, 'box', 'boxes')},"
         f" {tiling.schedule} with {several(cluster.turns, 'chunk')} each; each waits {cluster.bubble:.0%} of a step for the"
         " pipeline to fill and drain: in --step-seconds, if it was measured so",
         f"a step: {step.seconds:,.3g} s, for its {limit}; computing {step.working:,.3g} s, {found}",

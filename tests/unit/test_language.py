@@ -17,7 +17,7 @@ MOST: dict[str, tuple[int, int, int, int]] = {
     "cli": (0, 1, 22, 0),
     "coordinator": (0, 0, 11, 0),
     "deploy": (0, 0, 0, 0),
-    "docs": (1, 0, 62, 0),
+    "docs": (1, 0, 61, 0),
     "examples": (3, 0, 16, 5),
     "node": (2, 5, 78, 0),
     "plugins": (0, 0, 53, 1),

@@ -4,7 +4,7 @@ import pytest
 
 from dilocox.cli.run.init import render_preset
 from dilocox.node.planning.layouts import Choice, choose
-from dilocox.node.planning.step_model import KINDS, LAUNCH_SECONDS, Kind, flops_per_token, kind_of, parts_of
+from dilocox.node.planning.step_model import EFFICIENCY, KINDS, LAUNCH_SECONDS, Kind, flops_per_token, kind_of, parts_of
 from dilocox.node.workers.devices import Devices
 from dilocox.node.workers.placement import Placement, listed, placed
 from dilocox.protocol.run.manifest import Manifest
@@ -107,11 +107,11 @@ def test_run_with_audits_fixes_its_microbatches():
 def test_parts_of_a_step_add_up_to_what_each_costs():
     """Compare each part with its definition, for two copies of a pipeline of two."""
     run, kind = preset("llama-350m"), KINDS["h100"]
-    whole = parts_of(run, Placement((1,), 1, "1f1b", 8), kind)
-    assert whole.products == pytest.approx(run.tokens_per_step * flops_per_token(run) / (0.4 * kind.peak))
+    whole = parts_of(run, Placement((1,), 1, "1f1b", 4), kind)
+    assert whole.products == pytest.approx(run.tokens_per_step * flops_per_token(run) / (EFFICIENCY * kind.peak))
     assert (whole.bubble, whole.reduction, whole.imbalance, whole.launching) == (0, 0, pytest.approx(0), 0)
-    again = parts_of(run, Placement((1,), 1, "1f1b", 8, recompute=True), kind)
-    assert again.recomputation == pytest.approx(whole.products / 3)
+    again = parts_of(run, Placement((1,), 1, "1f1b", 4, recompute=True), kind)
+    assert again.recomputation == pytest.approx(whole.products / 3, rel=0.1), "all but the head"
     cut = parts_of(run, Placement((2,), 2, "1f1b", 8), kind)
     working = cut.products + cut.imbalance + cut.launching
     assert cut.bubble == pytest.approx(working * 1 / 4), "one worker waits, four microbatches a copy"
