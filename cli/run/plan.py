@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +14,7 @@ from dilocox.cli.run.init import preset_names, render_preset
 from dilocox.node.exchange.shards import find_shards
 from dilocox.node.planning import advice as advising
 from dilocox.node.planning import plan as model
-from dilocox.node.planning.advice import Advice, Offer
+from dilocox.node.planning.advice import Advice
 from dilocox.node.planning.plan import Inside
 from dilocox.node.planning.step_model import EFFICIENCY, KINDS, Kind
 from dilocox.node.planning.time_model import HEADERS, SEVERAL_FILL, Estimate, Line, Method, Site, estimate, ring
@@ -28,8 +27,6 @@ __all__ = ["plan"]
 
 COMPARED = (30, 125, 500)
 """Values of H that are compared with the run's, unless an option names others."""
-SPARSE_SHARES = (64, 256, 512)
-"""Values kept of every 4,096 in the comparison of top-k."""
 MEGABYTE, TERABYTE = 1e6, 1e12
 DISK_MB_PER_SECOND = int(model.DISK / MEGABYTE)
 DAY = 86400
@@ -113,7 +110,7 @@ def plan(
             apply_seconds=found.apply_seconds if apply_seconds is None else apply_seconds,
         )
 
-    offers = _offers(manifest, taking)
+    offers = advising.offers_of(manifest, taking)
     advice = advising.advise(site, offers, manifest)
     methods = [advising.lengthened(offer.method, h, manifest) for offer in offers for h in _steps(inner_steps, manifest)]
     all_devices = machines.clusters * machines.boxes * machines.devices
@@ -169,15 +166,10 @@ def plan(
 
 
 def _kind(device: str) -> Kind:
-    if device.lower() in KINDS:
-        return KINDS[device.lower()]
-    try:
-        peak = 1e12 * float(device)
-    except ValueError:
-        peak = 0.0
-    if not 0 < peak < math.inf:
+    kind = Kind.named(device)
+    if kind is None:
         fail(f"--device {device}", Exit.USAGE, f"one of {', '.join(KINDS)}, or its peak in TFLOP/s, such as 165")
-    return Kind.of_peak(peak)
+    return kind
 
 
 def _manifest(run_file: Path | None, preset: str) -> Manifest:
@@ -259,26 +251,6 @@ def _as_run_file(advice: Advice, manifest: Manifest) -> list[str]:
     if without := advising.superseded(manifest):
         lines += ["", f"and without {', '.join(f'rounds.{key}' for key in without)}"]
     return [*lines, ""]
-
-
-def _offers(manifest: Manifest, taking: Callable[[str, Compression], Method]) -> list[Offer]:
-    """Every codec that the run may take; low rank is none of adapters, which are of low rank themselves."""
-    rank = manifest.compression.rank or max(1, manifest.model.config.hidden_size // 8)
-    shares = sorted({*SPARSE_SHARES, manifest.compression.k or SPARSE_SHARES[0]})
-    codecs = {
-        "fp32": Compression(codec="fp32"),
-        f"lowrank-int4 {rank}": Compression(codec="lowrank-int4", rank=rank),
-        "int4": Compression(codec="int4", entropy_coding=True),
-        # Coded it is 4% smaller, for a third more time to encode and two thirds more to apply.
-        "int2": Compression(codec="int2"),
-        **{f"topk-int2 {k}": Compression(codec="topk-int2", k=k, entropy_coding=True) for k in shares},
-    }
-    offers = []
-    for name, compression in codecs.items():
-        if manifest.model.lora is not None and compression.codec == "lowrank-int4":
-            continue
-        offers.append(Offer(compression, taking(name, compression)))
-    return offers
 
 
 def _row(site: Site, method: Method) -> dict[str, Any]:

@@ -7,6 +7,7 @@ reduction      gradients in float32 between the copies of a stage, after the bac
 optimizer      Newton-Schulz of every hidden matrix in each copy, and the traffic of all moments
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -33,6 +34,17 @@ class Kind:
     """Bytes per second of its memory."""
     link: float
     """Bytes per second that it sends to other devices of its host."""
+
+    @classmethod
+    def named(cls, text: str) -> "Kind | None":
+        """Return a kind by its name in KINDS, or by its peak in TFLOP/s; None for any other text."""
+        if text.lower() in KINDS:
+            return KINDS[text.lower()]
+        try:
+            peak = 1e12 * float(text)
+        except ValueError:
+            return None
+        return cls.of_peak(peak) if 0 < peak < math.inf else None
 
     @classmethod
     def of_peak(cls, peak: float) -> "Kind":
