@@ -59,8 +59,8 @@ def fit(manifest: Manifest, machines: Setting, kind: Kind, line: float) -> Fit:
 
 
 def _with_stages(manifest: Manifest, machines: Setting, kind: Kind) -> Manifest:
-    """Return the run with the number of stages whose placement is the fastest: one if the model fits on a device, else as
-    few as the cluster's devices need."""
+    """Return the run with the number of stages whose placement is the fastest: one if the model fits on a device
+    of a single host. Of equal ones, the fewest."""
     hosts = [Devices(machines.devices, cuda=True, device_bytes=int(kind.memory))] * machines.boxes
     units = manifest.model.config.num_hidden_layers + (2 if manifest.model.lora is None else 0)
     found = []

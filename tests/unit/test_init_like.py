@@ -25,7 +25,7 @@ def text_of(preset: str, clusters: int = 2) -> str:
     [
         ("llama-125m", "8xh100 @1gbit", 1),
         ("llama-1b", "8xh100@1gbit", 1),
-        ("llama-1b", "2x8xh100 @10gbit", 2),
+        ("llama-1b", "2x8xh100 @10gbit", 4),
         ("llama-7b", "8xh100 @1gbit", 4),
     ],
 )
