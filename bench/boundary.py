@@ -102,7 +102,13 @@ def manifest(shape: Shape, compression: dict[str, Any]) -> Manifest:
             "run": {"name": "bench", "owner": "00" * 32},
             "model": model_section(model),
             "data": UNREAD,
-            "training": {"optimizer": "muon", "learning_rate": 1e-3, "total_steps": 1000, "batch_size": shape.batch},
+            "training": {
+                "optimizer": "muon",
+                "learning_rate": 1e-3,
+                "total_steps": 1000,
+                "batch_size": shape.batch,
+                "microbatches": 2,
+            },
             "compression": compression,
             "rounds": {"count": 10, "inner_steps": shape.inner_steps, "max_inner_steps": shape.inner_steps},
         }

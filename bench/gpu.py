@@ -26,7 +26,7 @@ OUTPUT_LINES = 40
 """Last lines of a section's output that are kept."""
 
 
-OF_CUDA = ("pytest", "-q", "--markexpr=cuda", "tests")
+OF_CUDA = ("pytest", "-q", "-mcuda", "tests")
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from bench import boundary
 from bench.boundary import CODECS, Shape
 from bench.report import bench_parser, judge, machine, table, write
 from dilocox.node.outer.checkpoint import BoundaryMeta
+from dilocox.node.planning.layouts import choose
 from dilocox.node.planning.memory_model import lacks, stage_bytes
 from dilocox.node.training.model.mesh import Mesh
 from dilocox.node.training.model.rendezvous import join_generation
@@ -33,7 +34,6 @@ from dilocox.node.training.model.trainer import Commit, Take, Trainer
 from dilocox.node.training.worker.phase_end import Boundaries
 from dilocox.node.workers.devices import Devices
 from dilocox.node.workers.environment import RENDEZVOUS
-from dilocox.node.workers.placement import tile
 from dilocox.protocol.run.manifest import Manifest
 from dilocox.protocol.run.tensors import parameter_count
 from dilocox.transport.store.blobs import BlobStore
@@ -128,7 +128,7 @@ def moments(run: Manifest) -> list[int]:
 
 def measure(size: str, codec: str) -> list[dict[str, Any]]:
     run = run_of(SIZES[size], codec)
-    tiling = tile([1] * BOXES, BOXES, run.training.microbatches, run.training.schedule)
+    tiling = choose(run, [Devices(1)] * BOXES).best.placement
     planned = {lack.box: lack.needs for lack in lacks(run, tiling, [Devices(1, host_bytes=1)] * BOXES)}
     with tempfile.TemporaryDirectory() as name, ProcessPoolExecutor(BOXES, multiprocessing.get_context("spawn")) as pool:
         working = [pool.submit(work, rank, size, codec, Path(name)) for rank in range(BOXES)]

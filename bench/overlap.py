@@ -104,11 +104,12 @@ def train_alone(run_file: str) -> None:
 
     from dilocox.node.training.model.data import load_dataset
     from dilocox.node.training.model.trainer import Trainer
+    from dilocox.node.workers.placement import placed
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())  # type: ignore[attr-defined]
     manifest = Manifest.from_toml(Path(run_file).read_text())
-    trainer = Trainer(manifest)
+    trainer = Trainer(placed(manifest))
     trainer.load_initial()
     dataset, batch, position = load_dataset(manifest, stdlib().folder), manifest.training.batch_size, 0
     while True:

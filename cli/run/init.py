@@ -14,6 +14,7 @@ import typer
 from dilocox.cli.common import beside, check_place, errors, fail
 from dilocox.cli.exit_codes import Exit
 from dilocox.cli.progress import working
+from dilocox.cli.run.init_like import fitted
 from dilocox.cli.run.seed_state import compute_with_bar
 from dilocox.node.data.build import build_stdlib
 from dilocox.node.data.finding import STDLIB
@@ -152,6 +153,12 @@ def init(
         int | None,
         typer.Option(min=1, metavar="RANK", help="With --from: train adapters of this rank, and freeze the weights."),
     ] = None,
+    like: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MACHINES", help='Write stages, codec, H and deadlines for clusters of such machines: "8xh100 @1gbit".'
+        ),
+    ] = None,
 ) -> None:
     """Make the owner's key and a commented run file; by default on the text of Python's standard library."""
     if preset not in preset_names():
@@ -167,6 +174,7 @@ def init(
         fail(f"{run_file} exists already", Exit.USAGE, "choose another name, or remove it")
     check_place(run_file)
     machines = machines or _ask_machines()
+    fits: list[str] = []
     secret = None if key.exists() else os.urandom(32)
     owner = load_identity(key) if secret is None else Identity(secret)
     with working("reading and checking the data"):
@@ -187,10 +195,14 @@ def init(
         if stages or sequence_length or lora:
             fail("--stages, --sequence-length and --lora go with --from", Exit.USAGE, f"else edit {run_file}")
         text = _with_vocabulary(text, corpus.vocabulary_size)
+        if like is not None:
+            text, fits = fitted(text, machines, like)
         manifest = Manifest.from_toml(text)  # before anything is written: a refused init leaves nothing behind
         check_fits(manifest, corpus)
         text, manifest = _with_seed_state(text, manifest)
     else:
+        if like is not None:
+            fail("--like goes without --from", Exit.USAGE, f"name --stages, and see `dilocox plan {run_file}`")
         text, manifest = _imported(begin, text, corpus, stages, sequence_length, lora)
     made = False
     try:
@@ -202,6 +214,8 @@ def init(
         if made:
             key.unlink()
         raise
+    for sentence in fits:
+        errors.print(sentence, highlight=False, soft_wrap=True)
     errors.print(f"wrote {run_file} and {key}; keep the key: it signs the run", highlight=False)
     errors.print(f"run id {manifest.run_id.hex()} (changes with every edit)", highlight=False)
     errors.print(f"{manifest.begins} (rounds.start_clusters)", highlight=False)

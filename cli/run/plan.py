@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,8 +14,9 @@ from dilocox.cli.run.init import preset_names, render_preset
 from dilocox.node.exchange.shards import find_shards
 from dilocox.node.planning import advice as advising
 from dilocox.node.planning import plan as model
-from dilocox.node.planning.advice import Advice, Offer
+from dilocox.node.planning.advice import Advice
 from dilocox.node.planning.plan import Inside
+from dilocox.node.planning.step_model import EFFICIENCY, KINDS, Kind
 from dilocox.node.planning.time_model import HEADERS, SEVERAL_FILL, Estimate, Line, Method, Site, estimate, ring
 from dilocox.protocol.ids import several
 from dilocox.protocol.run.manifest import Compression, Manifest
@@ -27,8 +27,6 @@ __all__ = ["plan"]
 
 COMPARED = (30, 125, 500)
 """Values of H that are compared with the run's, unless an option names others."""
-SPARSE_SHARES = (64, 256, 512)
-"""Values kept of every 4,096 in the comparison of top-k."""
 MEGABYTE, TERABYTE = 1e6, 1e12
 DISK_MB_PER_SECOND = int(model.DISK / MEGABYTE)
 DAY = 86400
@@ -49,9 +47,7 @@ def plan(
     ] = "",
     lan: Annotated[str, typer.Option(help="Of the line between a cluster's boxes, each way (default: as --bandwidth).")] = "",
     devices: Annotated[int | None, typer.Option(**DEVICES, help=f"Of a box ({MADE_FOR}).")] = None,
-    device: Annotated[
-        str, typer.Option(help=f"Its kind ({', '.join(model.PEAKS)}), or its peak in TFLOP/s ({MADE_FOR}).")
-    ] = "",
+    device: Annotated[str, typer.Option(help=f"Its kind ({', '.join(KINDS)}), or its peak in TFLOP/s ({MADE_FOR}).")] = "",
     step_seconds: Annotated[
         float | None,
         typer.Option(min=1e-9, help="Of one inner step, computing only, as measured (default: by the device's peak)."),
@@ -91,11 +87,12 @@ def plan(
     named: dict[str, Any] = {"clusters": clusters, "boxes": boxes, "devices": devices, "device": device, "bandwidth": bandwidth}
     machines = replace(model.MADE_FOR[like], **{name: value for name, value in named.items() if value})
     assumed = [f"{name} {getattr(machines, name)}" for name, value in named.items() if not value]
-    cluster = model.inside(manifest, [machines.devices] * machines.boxes)
+    kind = _kind(machines.device)
+    cluster = model.inside(manifest, [machines.devices] * machines.boxes, kind)
     line = bits_per_second(machines.bandwidth, "--bandwidth")
     site = Site(
         trained_count(manifest.model),
-        model.step_of(manifest, cluster, _peak(machines.device), bits_per_second(lan, "--lan") if lan else line, step_seconds),
+        model.step_of(manifest, cluster, kind, bits_per_second(lan, "--lan") if lan else line, step_seconds),
         machines.clusters * manifest.tokens_per_step,
         machines.clusters,
         Line(bits_per_second(upload, "--upload") if upload else line, line),
@@ -113,11 +110,15 @@ def plan(
             apply_seconds=found.apply_seconds if apply_seconds is None else apply_seconds,
         )
 
-    offers = _offers(manifest, taking)
+    offers = advising.offers_of(manifest, taking)
     advice = advising.advise(site, offers, manifest)
     methods = [advising.lengthened(offer.method, h, manifest) for offer in offers for h in _steps(inner_steps, manifest)]
-    rows = [_row(site, method) for method in methods]
-    rows.append({**_facts(ring(site)), "parameters": site.parameters, "overlap": "none"})
+    all_devices = machines.clusters * machines.boxes * machines.devices
+    reduced = {**_facts(ring(site)), "parameters": site.parameters, "overlap": "none"}
+    rows = [
+        {**row, "mfu": model.mfu(manifest, kind, all_devices, row["tokens_per_second"])}
+        for row in (*(_row(site, method) for method in methods), reduced)
+    ]
     assumptions = _assumptions(site, cluster, machines.device if step_seconds is None else "")
     assumptions.append(_codec(advice.estimate.method, model.most_values(manifest.model, cluster), site))
     as_it_is = estimate(site, replace(taking("its own", manifest.compression), overlap=manifest.rounds.overlap))
@@ -125,6 +126,8 @@ def plan(
         "advised": _wear(manifest, cluster, advice.compression, advice.estimate, site, checkpoint_every),
         "own": _wear(manifest, cluster, manifest.compression, as_it_is, site, checkpoint_every),
     }
+    share = model.mfu(manifest, kind, all_devices, as_it_is.tokens_per_second)
+    answer = _answer(manifest, as_it_is, share, wear["own"]["day_bytes"])
     if assumed:
         assumptions.insert(0, f"not named, so as {like} is made for: {', '.join(assumed)}")
     if as_json:
@@ -142,28 +145,31 @@ def plan(
             "disk": wear,
         }
         print_json(
-            {"site": asdict(site), "cluster": asdict(cluster), "advice": advised, "rows": rows, "assumptions": assumptions}
+            {
+                "answer": {"sentence": answer, "mfu": share, **_facts(as_it_is)},
+                "site": asdict(site),
+                "cluster": asdict(cluster),
+                "advice": advised,
+                "rows": rows,
+                "assumptions": assumptions,
+            }
         )
         return
-    columns = ["codec", "H", "bytes", "bit/param", "line s", "arrives at step", "steps", "utilisation", "tokens/s", "overlap"]
-    print_table(columns, [_cells(row) for row in rows])
+    for sentence in (answer, *cluster.choice.sentences(), ""):
+        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+    columns = ["codec", "H", "bytes", "bit/param", "line s", "arrives at step", "steps", "utilisation", "MFU", "tokens/s"]
+    print_table([*columns, "overlap"], [_cells(row) for row in rows])
     for sentence in (*_advised(advice, manifest), *_worn(wear, checkpoint_every), *_as_run_file(advice, manifest)):
         console.print(sentence, markup=False, highlight=False, soft_wrap=True)
     for sentence in assumptions:
         console.print(sentence, style="dim", highlight=False, soft_wrap=True)
 
 
-def _peak(device: str) -> float:
-    """Operations per second."""
-    if device.lower() in model.PEAKS:
-        return model.PEAKS[device.lower()]
-    try:
-        peak = 1e12 * float(device)
-    except ValueError:
-        peak = 0.0
-    if not 0 < peak < math.inf:
-        fail(f"--device {device}", Exit.USAGE, f"one of {', '.join(model.PEAKS)}, or its peak in TFLOP/s, such as 165")
-    return peak
+def _kind(device: str) -> Kind:
+    kind = Kind.named(device)
+    if kind is None:
+        fail(f"--device {device}", Exit.USAGE, f"one of {', '.join(KINDS)}, or its peak in TFLOP/s, such as 165")
+    return kind
 
 
 def _manifest(run_file: Path | None, preset: str) -> Manifest:
@@ -191,15 +197,26 @@ def _steps(text: str, manifest: Manifest) -> list[int]:
 
 
 def _check_memory(cluster: Inside, device: str) -> None:
-    """Check the memory, if the kind of device is known."""
-    has = model.DEVICE_BYTES.get(device.lower())
-    if has is not None and cluster.device_bytes > has:
-        what = f"a worker would hold {_gigabytes(cluster.device_bytes)} on its device, and a {device} has {_gigabytes(has)}"
-        fail(
-            what,
-            Exit.USAGE,
-            "more devices (--devices, --boxes) hold less each, others (--device) more; training.checkpoint_activations takes less",
-        )
+    """Check that some placement fits the devices."""
+    for lack in cluster.choice.lacking[:1]:
+        what = f"a worker would hold {_gigabytes(lack.needs)} on its device, and a {device} has {_gigabytes(lack.has)}"
+        fail(what, Exit.USAGE, "more devices (--devices, --boxes) hold less each, others (--device) more")
+
+
+def _answer(manifest: Manifest, found: Estimate, share: float, day_bytes: float) -> str:
+    """Return the answer for the run as it is. `share`: its MFU."""
+    taken, method, training = found.round, found.method, manifest.training
+    hours = training.total_steps / taken.steps * taken.seconds / 3600
+    if taken.waited:
+        first = f"no: each round waits {taken.waited:,.3g} of {taken.seconds:,.3g} s for its exchange"
+    elif taken.steps > method.inner_steps:
+        first = f"yes, in rounds of {taken.steps:,} steps instead of {method.inner_steps:,}: the link hides the exchange"
+    else:
+        first = f"yes: the link hides the exchange of {found.exchange_seconds:,.3g} s"
+    return (
+        f"{first}; {hours:,.1f} h for {training.total_steps:,} steps, {found.tokens_per_second * DAY / 1e9:,.3g} billion tokens"
+        f" a day at {share:.1%} MFU, {day_bytes / 1e9:,.0f} GB written a day"
+    )
 
 
 def _advised(advice: Advice, manifest: Manifest) -> list[str]:
@@ -236,26 +253,6 @@ def _as_run_file(advice: Advice, manifest: Manifest) -> list[str]:
     return [*lines, ""]
 
 
-def _offers(manifest: Manifest, taking: Callable[[str, Compression], Method]) -> list[Offer]:
-    """Every codec that the run may take; low rank is none of adapters, which are of low rank themselves."""
-    rank = manifest.compression.rank or max(1, manifest.model.config.hidden_size // 8)
-    shares = sorted({*SPARSE_SHARES, manifest.compression.k or SPARSE_SHARES[0]})
-    codecs = {
-        "fp32": Compression(codec="fp32"),
-        f"lowrank-int4 {rank}": Compression(codec="lowrank-int4", rank=rank),
-        "int4": Compression(codec="int4", entropy_coding=True),
-        # Coded it is 4% smaller, for a third more time to encode and two thirds more to apply.
-        "int2": Compression(codec="int2"),
-        **{f"topk-int2 {k}": Compression(codec="topk-int2", k=k, entropy_coding=True) for k in shares},
-    }
-    offers = []
-    for name, compression in codecs.items():
-        if manifest.model.lora is not None and compression.codec == "lowrank-int4":
-            continue
-        offers.append(Offer(compression, taking(name, compression)))
-    return offers
-
-
 def _row(site: Site, method: Method) -> dict[str, Any]:
     return {
         **_facts(estimate(site, method)),
@@ -290,6 +287,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
         f"{row['arrival_step']:,}",
         f"{row['steps']:,}",
         f"{row['utilisation']:.1%}",
+        f"{row['mfu']:.1%}",
         f"{row['tokens_per_second']:,.1f}",
         row["overlap"],
     ]
@@ -299,11 +297,10 @@ def _assumptions(site: Site, cluster: Inside, device: str) -> list[str]:
     """`device`: by whose peak the step was found; empty: it was measured."""
     tiling, held, step = cluster.tiling, cluster.device, site.step
     limit = "activations" if step.activations > step.working else "computing"
-    found = f"by {model.EFFICIENCY:.0%} of the peak of {tiling.workers} x {device}, and its bubble" if device else "as measured"
+    found = f"by {EFFICIENCY:.0%} of the peak of {tiling.workers} x {device}, and its bubble" if device else "as measured"
     return [
         f"{site.clusters} clusters on lines of {site.line.up / 1e6:,.0f} Mbit/s up and {site.line.down / 1e6:,.0f} down for a box",
-        f"a cluster: {several(tiling.workers, 'worker')} on {several(site.boxes, 'box', 'boxes')}, as"
-        f" {several(tiling.copies, 'copy', 'copies')} of a pipeline of {tiling.length},"
+        f"a cluster: {several(tiling.workers, 'worker')} on {several(site.boxes, 'box', 'boxes')},"
         f" {tiling.schedule} with {several(cluster.turns, 'chunk')} each; each waits {cluster.bubble:.0%} of a step for the"
         " pipeline to fill and drain: in --step-seconds, if it was measured so",
         f"a step: {step.seconds:,.3g} s, for its {limit}; computing {step.working:,.3g} s, {found}",

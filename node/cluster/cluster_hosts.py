@@ -14,15 +14,15 @@ from dilocox.node.cluster.own_host import OwnHost
 from dilocox.node.context.run_context import RunContext
 from dilocox.node.hosts.lead import LeadService, RemoteBox
 from dilocox.node.member.driver import MemberPort
-from dilocox.node.planning.memory_model import Lack, lacks
+from dilocox.node.planning.layouts import Choice, choose
 from dilocox.node.state.resume_points import without_commits
 from dilocox.node.workers.devices import Devices
-from dilocox.node.workers.placement import Placement, listed, stretches, tilings
+from dilocox.node.workers.placement import Placement, listed, stretches
 from dilocox.node.workers.pool import LOOPBACK, STOP_SECONDS, Launch, WorkerPool
 from dilocox.protocol import limits
 from dilocox.protocol.consensus.head import HostRange
 from dilocox.protocol.errors import LocalError, RemoteError
-from dilocox.protocol.ids import several, short
+from dilocox.protocol.ids import short
 from dilocox.protocol.member.member import consent
 from dilocox.protocol.member.member_io import Laid, Verdict, Whole
 from dilocox.protocol.member.member_state import MemberState
@@ -46,7 +46,11 @@ class Layout:
 
     peers: tuple[str, ...]
     """The lead first."""
-    tiling: Placement
+    choice: Choice
+
+    @property
+    def tiling(self) -> Placement:
+        return self.choice.best.placement
 
     def hosts(self, stages: int) -> tuple[HostRange, ...]:
         """Return the hosts of a run with so many stages, without hosts that have no work."""
@@ -200,8 +204,8 @@ class ClusterHosts:
         self._lead.changed.set()  # who waits for a verdict asks those who host the stages now
         self._look()
         self._own.host(tiling.stages(0, stages))
-        self._member.feed(Laid(self._hosts if followers else ()))
-        self._log(layout, [machine.devices for machine in self._machines(followers)])
+        self._member.feed(Laid(self._hosts if self._hosting else ()))
+        self._log(layout)
         forwarding = asyncio.create_task(self._forward())
         with ExitStack() as store:
             launch = self._launch(tiling, store)
@@ -243,11 +247,20 @@ class ClusterHosts:
 
     def _launch(self, tiling: Placement, store: ExitStack) -> Launch:
         if not self._hosting:
-            return Launch(tiling.ranks(0), tiling.workers, tiling.copies)
+            return Launch(tiling.ranks(0), tiling.workers, tiling.copies, tiling.microbatches, tiling.recompute)
         listening = store.enter_context(socket.create_server(("127.0.0.1", 0)))
         port = listening.getsockname()[1]
         self._lead.meet_at(port)
-        return Launch(tiling.ranks(0), tiling.workers, tiling.copies, port, listening, self._interface)
+        return Launch(
+            tiling.ranks(0),
+            tiling.workers,
+            tiling.copies,
+            tiling.microbatches,
+            tiling.recompute,
+            port,
+            listening,
+            self._interface,
+        )
 
     def _launch_on(self, follower: RemoteBox, tiling: Placement, box: int) -> None:
         launch = boxes.LaunchBox(
@@ -255,28 +268,23 @@ class ClusterHosts:
             ranks=tiling.ranks(box),
             workers=tiling.workers,
             copies=tiling.copies,
+            microbatches=tiling.microbatches,
+            recompute=tiling.recompute,
             stages=tiling.stages(box, self._manifest.model.stages),
         )
         follower.send(launch=launch)
         if self._consented is not None:
             follower.send(consent=self._consented)
 
-    def _log(self, layout: Layout, devices: Sequence[int]) -> None:
-        model, microbatches = self._manifest.model, self._manifest.training.microbatches
-        tiling, peers = layout.tiling, layout.peers
-        log.info(
-            "%s on %s: %s of a pipeline of %d",
-            several(tiling.workers, "worker"),
-            several(sum(devices), "device"),
-            several(tiling.copies, "copy", "copies"),
-            tiling.length,
-        )
-        for box, (peer, count) in enumerate(zip(peers, devices, strict=True)):
-            if len(peers) > 1 and (hosted := tiling.stages(box, model.stages)):
+    def _log(self, layout: Layout) -> None:
+        tiling = layout.tiling
+        for sentence in layout.choice.sentences():
+            log.info("%s", sentence)
+        for box, peer in enumerate(layout.peers):
+            if len(layout.peers) > 1 and (hosted := tiling.stages(box, self._manifest.model.stages)):
                 log.info("box %s hosts stages %s", peer, listed(hosted))
-            if (used := len(tiling.ranks(box))) < count:
-                idle = "box %s: %d stages and %d microbatches use %d of its %d devices; the owner could name more microbatches"
-                log.warning(idle, short(peer), model.stages, microbatches, used, count)
+        if layout.choice.idle:
+            log.warning("%s", layout.choice.why_idle)
 
     async def _forward(self) -> None:
         """Forward the messages of this host's workers, with only those checkpoints that its disk can resume."""
@@ -328,11 +336,11 @@ class ClusterHosts:
             follower.send(end=self._generation)
 
     def regroups(self) -> bool:
-        """Return whether the current hosts would have another, better layout."""
+        """Return whether the current hosts would have another layout."""
         here = sorted(self._lead.followers.values(), key=lambda follower: follower.peer)
         if len(here) < self._boxes_here or self._machines(here) == self._laid_out_for:
             return False
-        with suppress(RoomError):  # it came with less memory than it had
+        with suppress(RoomError):  # a host came back with less memory
             return self._lay_out(here).hosts(self._manifest.model.stages) != self._hosts
         return False
 
@@ -352,14 +360,10 @@ class ClusterHosts:
     def _lay_out(self, followers: Sequence[RemoteBox]) -> Layout:
         """Raises RoomError where these boxes have too little memory."""
         peers = (self._me, *(follower.peer for follower in followers))
-        machines, model, training = self._machines(followers), self._manifest.model, self._manifest.training
-        worst: list[Lack] = []
-        for tiling in tilings([each.devices for each in machines], model.stages, training.microbatches, training.schedule):
-            lacking = lacks(self._manifest, tiling, machines)
-            if not lacking:
-                return Layout(peers, tiling)
-            worst.append(lacking[0])
-        least = max(worst, key=lambda lack: lack.has / lack.needs)
+        choice = choose(self._manifest, self._machines(followers))
+        if not choice.lacking:
+            return Layout(peers, choice)
+        least = choice.lacking[0]
         box = "this box" if peers[least.box] == self._me else f"box {short(peers[least.box])}"
         why = f"the model does not fit: {least.sentence(box)}. More devices or boxes would hold less each."
         raise RoomError(why, peers[least.box])

@@ -80,6 +80,8 @@ def worker_pool(
             cluster=settings.cluster.lead.coordinator if settings.cluster else home.identity.peer,
             devices="cuda" if machine.cuda else "cpu",
             copies=launch.copies,
+            microbatches=launch.microbatches,
+            recompute=launch.recompute,
             threads=settings.threads or max(1, (os.cpu_count() or 1) // len(launch.ranks)),
             codec_cpus=settings.codec_cpus,
             data=data.folder,

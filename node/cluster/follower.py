@@ -204,7 +204,15 @@ class Follower:
                 forwarding = asyncio.create_task(self._forward(launch))
                 try:
                     await self._pool.run_generation(
-                        Launch(launch.ranks, launch.workers, launch.copies, port, interface=self._interface)
+                        Launch(
+                            launch.ranks,
+                            launch.workers,
+                            launch.copies,
+                            launch.microbatches,
+                            launch.recompute,
+                            port,
+                            interface=self._interface,
+                        )
                     )
                 finally:
                     await forwarding

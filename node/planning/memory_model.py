@@ -8,11 +8,12 @@ the order of torch's schedules. For one microbatch:
     bf16      the same; what the matrix products read is kept in half the bytes, but once for each; their weights once a step
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from dilocox.node.workers.devices import Devices
-from dilocox.node.workers.placement import Placement, chunks
+from dilocox.node.workers.placement import Placement, chunks, placed
 from dilocox.protocol.run.manifest import Manifest, Model
 from dilocox.protocol.run.tensors import EMBEDDING, TensorSpec, stage_tensors, stage_units, stage_weights
 
@@ -57,15 +58,20 @@ class Device:
 def stage_bytes(manifest: Manifest, stages: Sequence[int], half: bool) -> Device:
     """Return the bytes of some stages without activations: each parameter, its gradient, and one moment (Muon) or two
     (AdamW). Weights under adapters count once, in the precision of the matrix products."""
-    specs = [spec for stage in stages for spec in stage_tensors(manifest.model, stage)]
     muon = manifest.training.optimizer == "muon"
+    each = [_of_stage(manifest.model, stage, muon, half) for stage in stages]
+    return Device(*(sum(getattr(one, name) for one in each) for name in ("weights", "gradients", "moments")))
+
+
+@lru_cache(maxsize=4096)
+def _of_stage(model: Model, stage: int, muon: bool, half: bool) -> Device:
+    specs = stage_tensors(model, stage)
     elements = sum(spec.elements for spec in specs)
     moments = sum(spec.elements * (1 if muon and spec.hidden else 2) for spec in specs)
     copies = sum(spec.elements for spec in specs if half and _is_read(spec))
     frozen = 0
-    if manifest.model.lora is not None:
-        weights = [spec for stage in stages for spec in stage_weights(manifest.model, stage)]
-        frozen = sum(spec.elements * (HALF if half and _is_read(spec) else WIDE) for spec in weights)
+    if model.lora is not None:
+        frozen = sum(spec.elements * (HALF if half and _is_read(spec) else WIDE) for spec in stage_weights(model, stage))
     return Device(frozen + WIDE * elements + HALF * copies, WIDE * elements, WIDE * moments)
 
 
@@ -88,12 +94,20 @@ def host_bytes(manifest: Manifest, stages: Sequence[int]) -> int:
 def fullest_device(manifest: Manifest, workers: int, microbatches: int, half: bool) -> Device:
     """Return the largest device use in a pipeline of so many workers and microbatches; `half`: matrix products in bf16, as
     on GPUs."""
-    return max((_device(manifest, worker, workers, microbatches, half) for worker in range(workers)), key=lambda one: one.total)
+    return max(_devices(manifest, range(workers), workers, microbatches, half), key=lambda one: one.total)
 
 
-def _device(manifest: Manifest, worker: int, workers: int, microbatches: int, half: bool) -> Device:
+def _devices(manifest: Manifest, some: Iterable[int], workers: int, microbatches: int, half: bool) -> list[Device]:
+    """Return the device use of some workers of a pipeline."""
+    parts = chunks(manifest.model.stages, workers, manifest.training.schedule)
+    return [_device(manifest, parts[worker], worker, workers, microbatches, half) for worker in some]
+
+
+def _device(
+    manifest: Manifest, mine: Sequence[Sequence[int]], worker: int, workers: int, microbatches: int, half: bool
+) -> Device:
+    """`mine`: the worker's chunks."""
     training, model = manifest.training, manifest.model
-    mine = chunks(model.stages, workers, training.schedule)[worker]
     fixed = stage_bytes(manifest, [stage for chunk in mine for stage in chunk], half)
     held = [
         sum(held_bytes(manifest, stage, half) for stage in chunk) + output_bytes(manifest, chunk[-1], half) for chunk in mine
@@ -124,12 +138,12 @@ class Lack:
 
 def lacks(manifest: Manifest, tiling: Placement, boxes: Sequence[Devices]) -> list[Lack]:
     """Return where a placement on these hosts does not fit, the worst first. Unknown memory fits."""
-    found = []
-    half = manifest.training.in_bfloat16(boxes[0].cuda)
-    each = manifest.training.microbatches // tiling.copies
+    found, run = [], placed(manifest, tiling.microbatches, tiling.recompute)
+    half = run.training.in_bfloat16(boxes[0].cuda)
     for number, (box, length) in enumerate(zip(boxes, tiling.lengths, strict=True)):
         first = sum(tiling.lengths[:number])
-        workers = [_device(manifest, worker, tiling.length, each, half).total for worker in range(first, first + length)]
+        part = range(first, first + length)
+        workers = [device.total for device in _devices(run, part, tiling.length, tiling.each, half)]
         outer = host_bytes(manifest, tiling.stages(number, manifest.model.stages))
         if box.cuda:
             found.append(Lack(number, "on a GPU", max(workers, default=0), box.device_bytes))

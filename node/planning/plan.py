@@ -5,13 +5,15 @@ predicted.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from dilocox.node.planning.disk_model import Written, written
+from dilocox.node.planning.layouts import Choice, choose
 from dilocox.node.planning.memory_model import HALF, WIDE, Device, bubble, fullest_device, host_bytes
+from dilocox.node.planning.step_model import KINDS, Kind, flops_per_token
 from dilocox.node.planning.time_model import (
     Estimate,
     Line,
@@ -23,32 +25,30 @@ from dilocox.node.planning.time_model import (
     model_payload_bytes,
     ring,
 )
-from dilocox.node.workers.placement import Placement, chunks, tile
+from dilocox.node.workers.devices import Devices
+from dilocox.node.workers.placement import Placement, chunks, placed
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.run.manifest import Compression, Manifest, Model
-from dilocox.protocol.run.tensors import TensorSpec, stage_tensors, stage_weights
+from dilocox.protocol.run.tensors import stage_tensors
 
 if TYPE_CHECKING:
     from dilocox.node.exchange.shards import Shards
 
 __all__ = [
     "DELAY_COST",
-    "DEVICE_BYTES",
     "DISK",
-    "EFFICIENCY",
     "MADE_FOR",
     "PAPER",
     "PAPER_RATIO",
-    "PEAKS",
     "PUBLISHED",
     "SPEEDS",
     "Inside",
     "Setting",
     "Speed",
     "exchanging",
-    "flops_per_token",
     "inside",
     "like_the_paper",
+    "mfu",
     "most_values",
     "paper_rows",
     "recommend",
@@ -67,9 +67,9 @@ class Setting:
     devices: int
     """Devices of a host."""
     device: str
-    """Device of PEAKS, or its peak in TFLOP/s."""
+    """Device of KINDS, or its peak in TFLOP/s."""
     bandwidth: str
-    """Bandwidth of a host, each way."""
+    """Bandwidth of a host, in each direction."""
 
 
 MADE_FOR = {
@@ -89,12 +89,6 @@ DELAY_COST = 0.16
 One comparison measured 0.161 with sparse payloads and half the lead (docs/results.md); it is not kept. Waiting for the commit
 costs 1.0, so the advice does not depend on the digits."""
 
-PEAKS = {"a100": 312e12, "a800": 312e12, "h100": 989e12, "h200": 989e12, "l40s": 362e12, "4090": 165e12, "3090": 71e12}
-"""Dense bfloat16 operations per second with float32 sums, by NVIDIA's data sheets."""
-DEVICE_BYTES = {"a100": 80e9, "a800": 80e9, "h100": 80e9, "h200": 141e9, "l40s": 48e9, "4090": 24e9, "3090": 24e9}
-"""Device memory in bytes."""
-EFFICIENCY = 0.4
-"""Fraction of the peak that a transformer's steps reach without waits, as good trainers report on such GPUs."""
 DISK = 1e9
 """Bytes per second that a box's disk writes for hours: an NVMe one, once its fast part is full."""
 
@@ -124,19 +118,23 @@ lower ones as long."""
 
 @dataclass(frozen=True)
 class Inside:
-    """A cluster's pipeline over its boxes."""
+    """A cluster's placement on its hosts."""
 
-    tiling: Placement
+    choice: Choice
     turns: int
     """Chunks of the model on each worker."""
     activation_bytes: int
-    """That the box with the most of them sends in an inner step; 0 where no pipeline leaves its box."""
+    """Bytes that the host with the most of them sends in an inner step; 0 where no pipeline leaves its host."""
     device: Device
     """The worker with the most."""
     host_bytes: int
     """Bytes of the outer state on the host with the most."""
     bubble: float
     """Share of a step in which a worker waits for the pipeline to fill and to drain."""
+
+    @property
+    def tiling(self) -> Placement:
+        return self.choice.best.placement
 
     @property
     def device_bytes(self) -> int:
@@ -147,23 +145,24 @@ class Inside:
         return Line.both_ways(bits_per_second).seconds(self.activation_bytes, self.activation_bytes)
 
 
-def inside(manifest: Manifest, devices: Sequence[int]) -> Inside:
-    """A cluster of boxes with so many devices each. Wherever a chunk and the next one lie on two boxes all tokens of the cluster's
-    batch pass forward, and their gradients back."""
-    model, training = manifest.model, manifest.training
-    tiling = tile(devices, model.stages, training.microbatches, training.schedule)
-    turns = len(chunks(model.stages, tiling.length, training.schedule)[0])
-    each = training.microbatches // tiling.copies
-    half = training.in_bfloat16(cuda=True)
-    passed = manifest.tokens_per_step * model.config.hidden_size * (HALF if half else WIDE)
-    on_host = max(host_bytes(manifest, tiling.stages(box, model.stages)) for box in range(len(devices)))
+def inside(manifest: Manifest, devices: Sequence[int], kind: Kind | None = None) -> Inside:
+    """Return the placement on hosts with so many devices each. Between two hosts of a pipeline all tokens of a batch pass
+    forward, and their gradients back. `kind`: of the devices; default: one with memory for any model."""
+    kind = kind or Kind.of_peak(KINDS["h100"].peak)
+    machines = [Devices(count, cuda=True, device_bytes=int(kind.memory)) for count in devices]
+    choice, model = choose(manifest, machines, kind), manifest.model
+    place = choice.best.placement
+    turns, run = place.turns(model.stages), placed(manifest, place.microbatches, place.recompute)
+    half = run.training.in_bfloat16(cuda=True)
+    passed = run.tokens_per_step * model.config.hidden_size * (HALF if half else WIDE)
+    on_host = max(host_bytes(run, place.stages(box, model.stages)) for box in range(len(devices)))
     return Inside(
-        tiling,
+        choice,
         turns,
-        passed * _most_sent(tiling, turns),
-        fullest_device(manifest, tiling.length, each, half),
+        passed * _most_sent(place, turns),
+        fullest_device(run, place.length, place.each, half),
         on_host,
-        bubble(turns, tiling.length, each),
+        bubble(turns, place.length, place.each),
     )
 
 
@@ -175,7 +174,7 @@ def _most_sent(tiling: Placement, turns: int) -> int:
 
 
 def exchanging(manifest: Manifest, cluster: Inside, name: str, compression: Compression, clusters: int, disk: float) -> Method:
-    """Return a codec's exchange on such a cluster, with the run's H: payload bytes, and seconds of the cluster's own
+    """Return a codec's exchange on such a cluster, with the run's H: payload bytes, and seconds of the cluster's
     machines. Those are the computation of the worker with the most values on one core, and the writes of the busiest
     host at `disk` bytes a second, in a round with a complete checkpoint."""
     run = manifest.model_copy(update={"compression": compression})
@@ -214,43 +213,30 @@ def values_of(model: Model, stage: int) -> int:
     return sum(spec.elements for spec in stage_tensors(model, stage))
 
 
-def flops_per_token(manifest: Manifest) -> float:
-    """Operations of a training step for each token: two for each weight of a matrix product forward and four back (arXiv
-    2001.08361), as many again forward where activations are computed again; and those of causal attention."""
-    model = manifest.model
-    weights, adapters = matrices(model, stage_weights), matrices(model, stage_tensors) * (model.lora is not None)
-    config = model.config
-    products = weights - config.vocab_size * config.hidden_size  # the embedding is a table
-    # Scores and sums, half of them masked.
-    attention = config.num_hidden_layers * model.sequence_length * config.num_attention_heads * config.head_dim
-    forward = 2 * (products + adapters) + 2 * attention
-    frozen = 2 * products * (model.lora is not None)  # no gradient of theirs is computed
-    return float((4 if manifest.training.checkpoint_activations else 3) * forward - frozen)
+def step_of(manifest: Manifest, cluster: Inside, kind: Kind, lan: float, measured: float | None) -> Step:
+    """Return an inner step of a cluster of such devices, with `lan` bits per second between its hosts. `measured`: its
+    seconds, bubble included, if known.
 
-
-def matrices(model: Model, tensors: Callable[[Model, int], Sequence[TensorSpec]]) -> int:
-    """Elements of these tensors' matrices, of all stages."""
-    return sum(spec.elements for stage in range(model.stages) for spec in tensors(model, stage) if len(spec.shape) == 2)
-
-
-def step_of(manifest: Manifest, cluster: Inside, peak: float, lan: float, measured: float | None) -> Step:
-    """An inner step of a cluster of devices with that peak, on boxes with lines of `lan` bits per second between them. `measured`:
-    its seconds, bubble included, where somebody knows.
-
-    Raises ConfigError where that is faster than its devices are.
+    Raises ConfigError if that is faster than the devices are.
     """
-    work = manifest.tokens_per_step * flops_per_token(manifest)
-    workers, activations = cluster.tiling.workers, cluster.seconds(lan)
-    least = work / (workers * peak)
+    place = cluster.tiling
+    work = manifest.tokens_per_step * flops_per_token(manifest, place.recompute)
+    activations = cluster.seconds(lan)
+    least = work / (place.workers * kind.peak)
     if measured is None:
-        return Step(least / EFFICIENCY, cluster.bubble, activations)
+        return cluster.choice.best.parts.step(activations)
     if measured < least:
         raise ConfigError(
             f"a step of {measured:g} s is over the devices' peak: {manifest.tokens_per_step:,} tokens take {work:.3g} operations,"
-            f" and {workers} devices make {workers * peak:.3g} a second at most, so {least:.3g} s. Name your devices"
-            " (--device, --devices), measure a step, or leave it out."
+            f" and {place.workers} devices make {place.workers * kind.peak:.3g} a second at most, so {least:.3g} s. Name your"
+            " devices (--device, --devices), measure a step, or leave it out."
         )
     return Step(measured, activations=activations)
+
+
+def mfu(manifest: Manifest, kind: Kind, devices: int, tokens_per_second: float) -> float:
+    """Return the model FLOPs utilisation: operations of the model, none computed twice, over the peak of all devices."""
+    return tokens_per_second * flops_per_token(manifest) / (devices * kind.peak)
 
 
 def recommend(site: Site, method: Method) -> Overlap:

@@ -74,11 +74,13 @@ class Step:
     """Share of a step in which a worker waits for the pipeline to fill and to drain, where `computing` is without it."""
     activations: float = 0.0
     """Seconds, on the line between the cluster's boxes: beside computing."""
+    ending: float = 0.0
+    """Seconds of the reduction between copies and of the inner optimizer, after the pipeline."""
 
     @property
     def working(self) -> float:
-        """Seconds in which the pipeline works, fills and drains."""
-        return self.computing / (1 - self.bubble)
+        """Seconds in which the devices work, and the pipeline fills and drains."""
+        return self.computing / (1 - self.bubble) + self.ending
 
     @property
     def seconds(self) -> float:
@@ -112,7 +114,7 @@ class Site:
     clusters: int
     line: Line
     boxes: int = 1
-    """Hosts of one cluster; each has its own link, and its part of the stages."""
+    """Hosts of one cluster; each has a link, and a part of the stages."""
     fixed_seconds: float = 0.0
     """That every round costs, whatever its bytes: ballot, votes, commit."""
 

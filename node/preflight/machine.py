@@ -15,10 +15,9 @@ from dilocox.node.data.verify import check_corpus, check_whole, must_bring_own
 from dilocox.node.exchange.shards import Shards, find_shards
 from dilocox.node.hosts.cluster_link import address_on, exposed
 from dilocox.node.planning.disk_model import disk_bytes, held_bytes, written
-from dilocox.node.planning.memory_model import host_bytes, lacks
-from dilocox.node.planning.plan import EFFICIENCY, PEAKS, flops_per_token
+from dilocox.node.planning.layouts import choose
+from dilocox.node.planning.memory_model import host_bytes
 from dilocox.node.workers.devices import Devices, cuda_devices, lacking_driver, this_machine
-from dilocox.node.workers.placement import tile
 from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.protocol.ids import several
 from dilocox.protocol.run.manifest import Manifest
@@ -36,8 +35,6 @@ __all__ = ["Here", "Role", "no_part", "of_machine", "of_own_data", "of_part", "o
 
 ODD_TERABYTES, WRONG_TERABYTES = 1.0, 20.0
 """Disk writes a day, and of the whole run: at the second a day a consumer's disk lasts a month or two."""
-GPU_SPEED, WORKER_SPEED = EFFICIENCY * PEAKS["4090"], 0.05e12
-"""Operations a second of a GPU, and of a stage worker on CPUs, where nothing was measured."""
 
 
 class Role(StrEnum):
@@ -141,8 +138,7 @@ def _round_seconds(manifest: Manifest, devices: int | None) -> float:
         machine = this_machine(devices)
     except ConfigError:
         machine = Devices(1)
-    operations = flops_per_token(manifest) * manifest.tokens_per_step * manifest.rounds.inner_steps
-    return operations / (machine.devices * (GPU_SPEED if machine.cuda else WORKER_SPEED))
+    return manifest.rounds.inner_steps * choose(manifest, [machine]).best.seconds
 
 
 def no_part(manifest: Manifest, me: str, role: Role) -> str:
@@ -198,31 +194,31 @@ def _kept(manifest: Manifest, me: str, role: Role) -> Finding:
 def _devices(manifest: Manifest, devices: int | None) -> Iterator[Finding]:
     try:
         machine = this_machine(devices)
-        tiling = tile([machine.devices], manifest.model.stages, manifest.training.microbatches, manifest.training.schedule)
+        choice = choose(manifest, [machine])
     except ConfigError as error:
         yield Finding(Level.WRONG, "devices", str(error))
         return
     kinds = ("CUDA device",) if machine.cuda else ("stage worker on CPUs", "stage workers on CPUs")
-    train, stages = several(tiling.length * tiling.copies, "trains", "train"), several(manifest.model.stages, "stage")
-    yield Finding(Level.FINE, "devices", f"{several(machine.devices, *kinds)}, of which {train} {stages}")
-    used = tiling.length * tiling.copies
+    used = choice.best.placement.workers
+    train, stages = several(used, "trains", "train"), several(manifest.model.stages, "stage")
+    says = f"{several(machine.devices, *kinds)}, of which {train} {stages}: {choice.best.name}"
+    yield Finding(Level.FINE, "devices", says)
     idle = (machine.devices if devices else cuda_devices()) - used
     if machine.cuda and idle > 0:
         yield Finding(
             Level.ODD,
             "devices",
-            f"{several(idle, 'GPU')} of {used + idle} would be idle: the run's {stages} are split among {used}",
+            choice.why_idle or f"{several(idle, 'GPU')} of {used + idle} would be idle",
             f"use --devices {used} and leave the others to other programs, or start another node with CUDA_VISIBLE_DEVICES",
         )
-    lacking = lacks(manifest, tiling, [machine])
-    for lack in lacking:
+    for lack in choice.lacking:
         yield Finding(
             Level.WRONG,
             "memory",
             lack.sentence("this machine"),
             "use more hosts (--cluster-boxes), or train a smaller model",
         )
-    if not lacking:
+    if not choice.lacking:
         yield _memory(manifest, machine)
 
 

@@ -58,6 +58,10 @@ class WorkerSettings:
     """Largest norm of the gradient of one of its sequences …"""
     noise: float = 0.0
     """Standard deviation of the noise relative to the clip; 0: neither noise nor clip."""
+    microbatches: int = 1
+    """Microbatches of an inner step, of all copies, where the run leaves them to nodes."""
+    recompute: bool = False
+    """Whether activations are computed again, likewise."""
 
     def environment(self) -> dict[str, str]:
         values = {field.name: str(getattr(self, field.name)) for field in fields(self)}
@@ -78,6 +82,8 @@ class WorkerSettings:
             cluster=get("cluster"),
             devices=get("devices"),
             copies=int(get("copies")),
+            microbatches=int(get("microbatches")),
+            recompute=get("recompute") == str(True),
             threads=int(get("threads")),
             codec_cpus=tuple(int(cpu) for cpu in get("codec_cpus").split(",") if cpu),
             data=Path(get("data")),

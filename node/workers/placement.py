@@ -1,14 +1,15 @@
 """Placement of a run's stages on a cluster's workers: pipelines over its hosts, and copies of such a pipeline. Imports no
-torch."""
+torch. `dilocox.node.planning.layouts` chooses one."""
 
 import itertools
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from dilocox.protocol import limits
-from dilocox.protocol.run.manifest import Schedule
+from dilocox.protocol.run.manifest import Manifest, Schedule
 
-__all__ = ["Placement", "chunks", "listed", "stretches", "tile", "tilings"]
+__all__ = ["Placement", "chunks", "listed", "placed", "placements", "stretches"]
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,10 @@ class Placement:
     """Workers of each host's part; 0: the host has no work."""
     copies: int
     schedule: Schedule
+    microbatches: int
+    """Microbatches of an inner step, of all copies."""
+    recompute: bool = False
+    """Whether activations are computed again for the backward pass."""
 
     @property
     def length(self) -> int:
@@ -30,6 +35,15 @@ class Placement:
     def workers(self) -> int:
         return self.length * self.copies
 
+    @property
+    def each(self) -> int:
+        """Microbatches of a copy."""
+        return self.microbatches // self.copies
+
+    def turns(self, stages: int) -> int:
+        """Return the chunks of the model on each worker."""
+        return _turns(self.length, stages, self.schedule)
+
     def ranks(self, box: int) -> list[int]:
         """Return the ranks of a host's workers, copy after copy. A pipeline's workers have consecutive ranks."""
         first = sum(self.lengths[:box])
@@ -37,29 +51,40 @@ class Placement:
         return [copy * self.length + number for copy in range(self.copies) for number in stretch]
 
     def stages(self, box: int, stages: int) -> list[int]:
-        """That a box hosts of the run's, in order."""
+        """Return the stages on a host, in order."""
         first = sum(self.lengths[:box])
         shares = chunks(stages, self.length, self.schedule)[first : first + self.lengths[box]]
         return sorted(stage for share in shares for chunk in share for stage in chunk)
 
 
-def tile(devices: Sequence[int], stages: int, microbatches: int, schedule: Schedule) -> Placement:
-    """The best of `tilings`."""
-    return tilings(devices, stages, microbatches, schedule)[0]
+def placed(manifest: Manifest, microbatches: int = 1, recompute: bool = False) -> Manifest:
+    """Return the manifest as a cluster trains it: with these choices, unless the run fixes them. The run id stays."""
+    if manifest.training.microbatches:
+        return manifest
+    chosen = {"microbatches": microbatches, "checkpoint_activations": recompute}
+    assert manifest.run_id  # computed before the copy, which inherits it
+    return manifest.model_copy(update={"training": manifest.training.model_copy(update=chosen)})
 
 
-def tilings(devices: Sequence[int], stages: int, microbatches: int, schedule: Schedule) -> list[Placement]:
-    """First those that use the most of so many devices, box by box, and of equals those of the longest pipeline, which needs the
-    least memory of each. Copies share out the microbatches evenly."""
-    found = []
-    for copies in range(1, devices[0] + 1):  # the first box, the lead, hosts some of every cluster
+def placements(devices: Sequence[int], manifest: Manifest) -> Iterator[Placement]:
+    """Yield the placements on hosts with so many devices: each number of copies, length of the pipeline, microbatch and
+    recomputation that the run and its schedule allow. Copies share the batch evenly, and the lead host has a part."""
+    training, stages = manifest.training, manifest.model.stages
+    counts = [training.microbatches] if training.microbatches else _divisors(training.batch_size)
+    recomputes = [training.checkpoint_activations] if training.microbatches else [False, True]
+    for copies in range(1, min(devices[0], training.batch_size) + 1):
         room = [count // copies for count in devices]
-        if microbatches % copies == 0:
+        for microbatches in (count for count in counts if count % copies == 0):
             each = microbatches // copies
-            lengths = range(1, min(sum(room), stages, each) + 1)
-            length = max(length for length in lengths if _runs(length, stages, each, schedule))
-            found.append(Placement(_poured(room, length), copies, schedule))
-    return sorted(found, key=lambda tiling: (tiling.workers, tiling.length), reverse=True)
+            for length in range(1, min(sum(room), stages, each) + 1):
+                if _runs(length, stages, each, training.schedule):
+                    for recompute in recomputes:
+                        yield Placement(_poured(room, length), copies, training.schedule, microbatches, recompute)
+
+
+def _divisors(number: int) -> list[int]:
+    small = [each for each in range(1, math.isqrt(number) + 1) if number % each == 0]
+    return sorted({*small, *(number // each for each in small)})
 
 
 def _runs(workers: int, stages: int, microbatches: int, schedule: Schedule) -> bool:

@@ -53,6 +53,10 @@ class Launch:
     """Number of workers on all hosts."""
     copies: int
     """Copies of the pipeline."""
+    microbatches: int = 1
+    """Microbatches of an inner step, of all copies."""
+    recompute: bool = False
+    """Whether activations are computed again for the backward pass."""
     store_port: int | None = None
     """Loopback port at which the workers of several hosts meet; None: one host, which uses a file."""
     store: socket.socket | None = None

@@ -71,18 +71,22 @@ class BoxEvent(_message.Message):
     def __init__(self, hello: _Optional[_Union[BoxHello, _Mapping]] = ..., alive: _Optional[_Union[BoxAlive, _Mapping]] = ..., said: _Optional[_Union[WorkerSaid, _Mapping]] = ..., ended: _Optional[int] = ..., answer: _Optional[_Union[BoxAnswer, _Mapping]] = ...) -> None: ...
 
 class LaunchBox(_message.Message):
-    __slots__ = ("generation", "ranks", "workers", "copies", "stages")
+    __slots__ = ("generation", "ranks", "workers", "copies", "stages", "microbatches", "recompute")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     COPIES_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
+    RECOMPUTE_FIELD_NUMBER: _ClassVar[int]
     generation: int
     ranks: _containers.RepeatedScalarFieldContainer[int]
     workers: int
     copies: int
     stages: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, generation: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ..., workers: _Optional[int] = ..., copies: _Optional[int] = ..., stages: _Optional[_Iterable[int]] = ...) -> None: ...
+    microbatches: int
+    recompute: bool
+    def __init__(self, generation: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ..., workers: _Optional[int] = ..., copies: _Optional[int] = ..., stages: _Optional[_Iterable[int]] = ..., microbatches: _Optional[int] = ..., recompute: _Optional[bool] = ...) -> None: ...
 
 class AskJudge(_message.Message):
     __slots__ = ("contribution", "base", "rank_or_k")

@@ -99,12 +99,14 @@ class Training(Section):
     gradient_clip: Annotated[float, Field(gt=0)] = 1.0
     batch_size: Positive
     """Sequences per inner step and cluster."""
-    microbatches: Positive = 2
+    microbatches: Count = 0
+    """Microbatches of an inner step. 0: each node chooses them, and whether it computes activations again, for its devices."""
     schedule: Schedule = "1f1b"
     """Pipeline schedule. interleaved gives each worker several chunks of the model: it waits less at the ends of a step,
     and transfers more activations."""
     checkpoint_activations: bool = False
-    """Store only the input of each layer until its gradient, and compute the rest again: less memory, more computation."""
+    """Store only the input of each layer until its gradient, and compute the rest again: less memory, more computation.
+    Without `microbatches` each node chooses."""
 
     precision: Literal["auto", "bf16", "float32"] = "auto"
     """Precision of matrix products, and of activations between stages; auto: bf16 on GPUs. Parameters, gradients and
@@ -115,8 +117,10 @@ class Training(Section):
 
     @model_validator(mode="after")
     def _divides(self) -> "Training":
-        if self.batch_size % self.microbatches:
+        if self.microbatches and self.batch_size % self.microbatches:
             raise ValueError("batch_size must be a multiple of microbatches")
+        if self.checkpoint_activations and not self.microbatches:
+            raise ValueError("checkpoint_activations needs microbatches: set both, or neither and each node chooses")
         return self
 
 
@@ -377,11 +381,14 @@ class Manifest(Section):
 
     def _faults(self) -> Iterator[str]:
         training, stages = self.training, self.model.stages
-        if training.schedule == "interleaved" and (stages < LOOPED_STAGES or training.microbatches < LOOPED_MICROBATCHES):
+        microbatches = training.microbatches or training.batch_size
+        if training.schedule == "interleaved" and (stages < LOOPED_STAGES or microbatches < LOOPED_MICROBATCHES):
             yield (
                 "training.schedule interleaved wants two stages and a microbatch for each of two workers at least:"
-                f" {LOOPED_STAGES} stages and {LOOPED_MICROBATCHES} microbatches, not {stages} and {training.microbatches}"
+                f" {LOOPED_STAGES} stages and {LOOPED_MICROBATCHES} microbatches, not {stages} and {microbatches}"
             )
+        if self.audit.segments and not training.microbatches:
+            yield "audit.segments needs training.microbatches, so that auditors compute the same sums: set it, such as 4"
         if self.audit.segments and self.data.private:
             yield "audit.segments and data.private: nobody else has the text that a cluster trained on; leave one out"
         if self.model.lora is not None and self.compression.codec == "lowrank-int4":

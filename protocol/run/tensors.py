@@ -26,6 +26,7 @@ __all__ = [
     "stage_weights",
     "state_bytes",
     "trained_count",
+    "unit_operations",
 ]
 
 
@@ -92,10 +93,31 @@ def _biased(config: Config) -> set[str]:
 
 
 @lru_cache
-def stage_units(model: Model) -> tuple[tuple[int, int], ...]:
-    """(first unit, one past the last) of every stage: the contiguous split whose largest stage is smallest. With adapters the
-    embedding stays with the first layer and the head with the last: a stage without any would train nothing."""
+def unit_operations(model: Model) -> tuple[int, ...]:
+    """Return the multiplications of each unit's forward pass for a token: one for each weight of a matrix product, and
+    those of causal attention, half of which is masked. The embedding is a table and multiplies nothing."""
+    config = model.config
+    attention = model.sequence_length * config.num_attention_heads * config.head_dim
+    products = [sum(spec.elements for spec in unit if len(spec.shape) == 2) for unit in units(model)]
+    return (0, *(layer + attention for layer in products[1:-1]), products[-1])
+
+
+MEMORY_SHARE = 16
+"""Parameters that weigh as much as one multiplication of a token, in the split of a model into stages."""
+
+
+@lru_cache
+def unit_weights(model: Model) -> tuple[int, ...]:
+    """Return the weight of each unit in the split into stages: its multiplications, and a little for its memory."""
     sizes = [sum(spec.elements for spec in unit) for unit in units(model)]
+    return tuple(MEMORY_SHARE * each + size for each, size in zip(unit_operations(model), sizes, strict=True))
+
+
+@lru_cache
+def stage_units(model: Model) -> tuple[tuple[int, int], ...]:
+    """Return (first unit, one past the last) of every stage: the contiguous split whose heaviest stage is lightest. With
+    adapters the embedding stays with the first layer and the head with the last: a stage without any would train nothing."""
+    sizes = unit_weights(model)
     if model.lora is None:
         return _split(sizes, model.stages)
     ends = [sizes[0] + sizes[1], *sizes[2:-1]]

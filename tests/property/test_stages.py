@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from dilocox.protocol.run import tensors
 from dilocox.protocol.run.manifest import Model
-from dilocox.protocol.run.tensors import stage_units, units
+from dilocox.protocol.run.tensors import stage_units, unit_operations, unit_weights, units
 from tests.helpers import manifest
 
 
@@ -33,8 +33,28 @@ def slowly(sizes: list[int], stages: int) -> list[tuple[int, int]]:
 @given(st.integers(1, 14), st.integers(1, 16), st.integers(1, 4000))
 def test_the_split_is_the_one_that_looking_at_all_finds(layers: int, stages: int, vocabulary: int):
     model = model_of(layers, min(stages, layers + 2), vocabulary)
-    sizes = [sum(spec.elements for spec in unit) for unit in units(model)]
-    assert list(stage_units(model)) == slowly(sizes, model.stages)
+    assert list(stage_units(model)) == slowly(list(unit_weights(model)), model.stages)
+
+
+@given(st.integers(2, 40), st.integers(2, 8), st.integers(1, 40_000))
+def test_busiest_stage_has_hardly_more_work_than_in_any_other_split(layers: int, stages: int, vocabulary: int):
+    model = model_of(layers, min(stages, layers), vocabulary)
+    operations = unit_operations(model)
+    found = max(sum(operations[first:last]) for first, last in stage_units(model))
+    least = max(sum(operations[first:last]) for first, last in slowly(list(operations), model.stages))
+    memory = sum(spec.elements for unit in units(model) for spec in unit) / 16
+    assert least <= found <= least + memory
+
+
+def test_embedding_computes_nothing_and_the_head_does():
+    model = model_of(4, 2, 8192)
+    operations = unit_operations(model)
+    assert operations[0] == 0
+    assert operations[-1] == 8192 * model.config.hidden_size
+    attention = model.sequence_length * model.config.num_attention_heads * model.config.head_dim
+    matrices = sum(spec.elements for spec in units(model)[1] if len(spec.shape) == 2)
+    assert operations[1] == matrices + attention
+    assert stage_units(model) == ((0, 5), (5, 6)), "a head as heavy as all layers"
 
 
 def test_the_largest_model_that_a_manifest_can_say_is_split_at_once(monkeypatch: pytest.MonkeyPatch):

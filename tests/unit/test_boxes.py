@@ -21,10 +21,10 @@ from dilocox.node.hosts import host_stream
 from dilocox.node.hosts.cluster_link import ClusterLink, address_on, exposed, load_or_create_secret, proof
 from dilocox.node.hosts.lead import BoxAdmission, RemoteBox
 from dilocox.node.hosts.lead_connection import LeadConnection, hello_of
+from dilocox.node.planning.layouts import choose, layouts
 from dilocox.node.planning.memory_model import fullest_device, host_bytes, lacks, stage_bytes
 from dilocox.node.state.retention import BlobRetention
 from dilocox.node.workers.devices import Devices
-from dilocox.node.workers.placement import tile
 from dilocox.node.workers.pool import Launch
 from dilocox.node.workers.progress import ClusterProgress
 from dilocox.protocol.consensus.head import HostRange, initial_head
@@ -231,8 +231,8 @@ async def test_devices_that_have_nothing_to_do_are_named(tmp_path: Path, caplog:
         team = team_of(peer, Devices(3), pool)
         generation = peer.tasks.start(team.run_generation(), "generation")
         await until(lambda: pool.launches)
-        assert "2 workers on 3 devices: 1 copy of a pipeline of 2" in caplog.text
-        assert "3 stages and 2 microbatches use 2 of its 3 devices" in caplog.text
+        assert "placement: 2 copies, microbatches of 2 sequences" in caplog.text
+        assert "idle: 1 of 3 devices" in caplog.text
         team.end_generation()
         await generation
 
@@ -322,9 +322,9 @@ async def test_a_box_whose_workers_ended_for_want_of_room_waits_for_room(cluster
 
 
 def needed(devices: int, boxes: int) -> int:
-    """Return the bytes of the fullest of `boxes` hosts with CPU workers, for our run."""
-    tiling = tile([devices] * boxes, RUN.model.stages, RUN.training.microbatches, RUN.training.schedule)
-    return max(lack.needs for lack in lacks(RUN, tiling, [Devices(devices, host_bytes=1)] * boxes))
+    """Return the least bytes of memory with which `boxes` hosts with CPU workers fit our run."""
+    hosts = [Devices(devices, host_bytes=1)] * boxes
+    return min(max(lack.needs for lack in lacks(RUN, each.placement, hosts)) for each in layouts(RUN, hosts))
 
 
 @pytest.mark.parametrize(
@@ -349,16 +349,16 @@ async def test_a_box_that_cannot_hold_the_model_says_so_before_anything_starts(t
 
 
 def test_cpus_share_what_their_box_has():
-    tiling = tile([2], RUN.model.stages, RUN.training.microbatches, RUN.training.schedule)
+    tiling = choose(RUN, [Devices(2)]).best.placement
     each = RUN.training.microbatches // tiling.copies
     fixed = sum(stage_bytes(RUN, [stage], half=False).total for stage in range(RUN.model.stages))
     least = tiling.copies * fixed + host_bytes(RUN, range(RUN.model.stages))
     most = least + tiling.workers * fullest_device(RUN, tiling.length, each, half=False).activations
-    assert least < needed(2, 1) <= most
+    assert least < max(lack.needs for lack in lacks(RUN, tiling, [Devices(2, host_bytes=1)])) <= most
 
 
 def test_gpus_hold_their_worker_and_their_box_the_outer_state():
-    tiling = tile([2], RUN.model.stages, RUN.training.microbatches, RUN.training.schedule)
+    tiling = choose(RUN, [Devices(2)]).best.placement
     gpu = fullest_device(RUN, tiling.length, RUN.training.microbatches // tiling.copies, half=True).total
     box = host_bytes(RUN, range(RUN.model.stages))
     for device, host, where in ((gpu, box, []), (gpu - 1, box, ["on a GPU"]), (gpu, box - 1, ["in its memory"]), (0, 0, [])):

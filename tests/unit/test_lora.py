@@ -16,7 +16,7 @@ from dilocox.node.data.imported_weights import import_weights
 from dilocox.node.data.tokenizers import byte_tokenizer
 from dilocox.node.outer.state import StageState
 from dilocox.node.planning import memory_model
-from dilocox.node.planning.plan import flops_per_token
+from dilocox.node.planning.step_model import flops_per_token
 from dilocox.node.state.resume_points import ResumePlanner
 from dilocox.node.training.hf.export import Vocabulary, export_adapter, export_model
 from dilocox.node.training.hf.hf_import import Weights, read_model

@@ -6,15 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dilocox.node.outer.background import Background
 from dilocox.node.training.worker.throttle import Pace
 from dilocox.node.workers import devices as machine
 from dilocox.node.workers.devices import Devices, this_machine
 from dilocox.node.workers.environment import WorkerSettings
-from dilocox.node.workers.placement import listed, tile
 from dilocox.protocol import events
 from dilocox.protocol.consensus.head import initial_head
 from dilocox.protocol.errors import ConfigError
@@ -22,7 +19,6 @@ from dilocox.protocol.member import member
 from dilocox.protocol.member.node_status import Status, status
 from dilocox.protocol.pb import messages_pb2 as pb
 from dilocox.protocol.pb import services_pb2 as services
-from dilocox.protocol.run.manifest import Schedule
 from dilocox.views import json_views as views
 from tests.helpers import COORDINATOR, Table, identity, manifest
 
@@ -57,80 +53,9 @@ def test_a_box_knows_its_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert this_machine(None).device_bytes == 0, "which of the cards are ours is not said"
 
 
-@pytest.mark.parametrize(
-    ("workers", "stages", "microbatches", "tiling"),
-    [
-        (8, 2, 8, (2, 4)),
-        (8, 8, 8, (8, 1)),
-        (8, 8, 16, (8, 1)),
-        (8, 3, 16, (2, 4)),  # 3 · 2 use six
-        (6, 3, 6, (3, 2)),
-        (7, 80, 16, (7, 1)),
-        (8, 80, 4, (4, 1)),  # more copies would have fewer microbatches than workers
-        (16, 80, 16, (16, 1)),
-        (16, 4, 16, (4, 4)),
-    ],
-)
-def test_a_box_is_tiled_by_as_many_workers_as_there_is_work_for(workers, stages, microbatches, tiling):
-    tiled = tile([workers], stages, microbatches, "1f1b")
-    assert (tiled.length, tiled.copies) == tiling
-    assert tiled.ranks(0) == list(range(tiled.workers))
-
-
-def test_boxes_hold_stretches_of_the_pipeline_and_all_copies_of_them():
-    tiled = tile([4, 4], 4, 16, "1f1b")
-    assert (tiled.lengths, tiled.copies) == ((2, 2), 2)
-    assert [tiled.ranks(box) for box in range(2)] == [[0, 1, 4, 5], [2, 3, 6, 7]]
-    assert [tiled.stages(box, 4) for box in range(2)] == [[0, 1], [2, 3]]
-    unequal = tile([8, 2], 80, 16, "1f1b")
-    assert (unequal.lengths, unequal.copies) == ((8, 2), 1)
-    assert [len(unequal.stages(box, 80)) for box in range(2)] == [64, 16]
-    assert tile([4, 4], 3, 3, "1f1b").lengths == (2, 1), "what a run has too few stages for is left over evenly"
-    assert tile([1, 1, 1], 2, 4, "1f1b").lengths == (1, 1, 0), "the last box has nothing to do"
-    assert tile([1, 8], 4, 8, "1f1b").lengths == (1, 3), (
-        "a lead hosts some of its cluster, though two copies would use more devices"
-    )
-
-
-def test_looped_pipelines_are_no_longer_than_their_schedule_wants():
-    looped = tile([2, 2], 8, 8, "interleaved")
-    assert (looped.lengths, looped.copies) == ((2, 2), 1)
-    assert [looped.stages(box, 8) for box in range(2)] == [[0, 1, 4, 5], [2, 3, 6, 7]]
-    assert [listed(looped.stages(box, 8)) for box in range(2)] == ["0-1, 4-5", "2-3, 6-7"]
-    assert tile([4], 7, 8, "interleaved").length == 2, (
-        "two chunks for each, of seven stages; three workers want 6 or 9 microbatches"
-    )
-    assert tile([1, 1, 1], 8, 5, "interleaved").length == 3, "a round of five, where two workers would make rounds of two"
-    assert tile([8], 3, 8, "interleaved").length == 1
-    assert tile([1] * 64, 1024, 64, "interleaved").stages(0, 1024) == [*range(8), *range(512, 520)], "two turns fill a layout"
-
-
-@given(
-    st.lists(st.integers(1, 6), min_size=1, max_size=5),
-    st.integers(1, 12),
-    st.integers(1, 12),
-    st.sampled_from(["1f1b", "interleaved"]),
-)
-def test_every_stage_of_every_copy_has_one_worker(devices: list[int], stages: int, microbatches: int, schedule: Schedule):
-    tiled = tile(devices, stages, microbatches, schedule)
-    boxes = range(len(devices))
-    assert sorted(rank for box in boxes for rank in tiled.ranks(box)) == list(range(tiled.workers))
-    hosted = [tiled.stages(box, stages) for box in boxes]
-    assert sorted(stage for share in hosted for stage in share) == list(range(stages))
-    assert all(len(tiled.ranks(box)) <= devices[box] for box in boxes)
-    assert tiled.lengths[0] > 0, "the lead has a part"
-    each = microbatches // tiled.copies
-    assert microbatches % tiled.copies == 0
-    assert each >= tiled.length
-    if schedule == "1f1b" or tiled.length == 1:
-        assert [stage for share in hosted for stage in share] == list(range(stages))
-    else:
-        assert stages >= 2 * tiled.length
-        assert each % (each // tiled.length) == 0, "what torch's looped schedules want"
-
-
 def test_worker_settings_survive_the_environment(monkeypatch: pytest.MonkeyPatch):
     settings = WorkerSettings("/s", Path("/m"), Path("/b"), Path("/st"), "cluster", "cpu", 4, 2, (1, 3), Path("/d=a,t"), 0.1)
+    settings = replace(settings, microbatches=8, recompute=True)
     for name, value in settings.environment().items():
         monkeypatch.setenv(name, value)
     assert WorkerSettings.from_environment() == settings

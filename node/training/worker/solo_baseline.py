@@ -13,9 +13,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from dilocox.node.planning.layouts import choose
 from dilocox.node.training.model.data import load_dataset, load_private
 from dilocox.node.training.model.mesh import Mesh
 from dilocox.node.training.model.trainer import Trainer
+from dilocox.node.workers.devices import this_machine
+from dilocox.node.workers.placement import placed
 from dilocox.protocol.run.manifest import Manifest
 from dilocox.transport.store.blobs import BlobStore
 from dilocox.transport.store.corpus_store import last_built
@@ -31,7 +34,8 @@ def train_alone(
     called after each step."""
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())  # type: ignore[attr-defined]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    trainer = Trainer(manifest, Mesh(device=device))
+    best = choose(manifest, [this_machine(1)]).best.placement
+    trainer = Trainer(placed(manifest, best.microbatches, best.recompute), Mesh(device=device))
     imported = BlobStore(weights, ours=False) if manifest.model.imported else None
     if imported is not None:
         trainer.load_frozen(imported)

@@ -31,6 +31,7 @@ from dilocox.node.training.worker.phase_end import Boundaries
 from dilocox.node.training.worker.resume import Resume, boundary_event
 from dilocox.node.training.worker.throttle import Pace
 from dilocox.node.workers.environment import WorkerSettings
+from dilocox.node.workers.placement import placed
 from dilocox.protocol import limits
 from dilocox.protocol.consensus.head import Head
 from dilocox.protocol.errors import DilocoxError, Diverged
@@ -60,7 +61,8 @@ class Worker:
         self.device = own_device(settings)
         self.mesh = Mesh(rank, workers, settings.copies, self.device)
         noise = Noise(settings.clip, settings.noise) if settings.noise else None
-        self.trainer = Trainer(manifest, self.mesh, noise, passage_of(settings.outer_state, self.device))
+        run = placed(manifest, settings.microbatches, settings.recompute)
+        self.trainer = Trainer(run, self.mesh, noise, passage_of(settings.outer_state, self.device))
         self.dataset = load_dataset(manifest, settings.data)
         """Samples for evaluation and scores."""
         own = bytes.fromhex(settings.private_digest)

@@ -22,9 +22,8 @@ from dilocox.cli.common import (
 )
 from dilocox.cli.progress import working
 from dilocox.node.attest.verify import verify_evidence
-from dilocox.node.planning.memory_model import lacks
+from dilocox.node.planning.layouts import choose
 from dilocox.node.workers.devices import Devices
-from dilocox.node.workers.placement import tile
 from dilocox.protocol.errors import ConfigError
 from dilocox.protocol.ids import key_of_peer, printable, several
 from dilocox.protocol.pb import messages_pb2 as pb
@@ -114,11 +113,7 @@ def attested(listing: Statement[pb.Offer]) -> str:
 
 def _lacking(manifest: Manifest, machine: Devices) -> str:
     """Return why a machine alone cannot be a cluster of the run; empty if it can."""
-    try:
-        tiling = tile([machine.devices], manifest.model.stages, manifest.training.microbatches, manifest.training.schedule)
-    except ConfigError as error:
-        return str(error)
-    return next((lack.sentence("it") for lack in lacks(manifest, tiling, [machine])), "")
+    return next((lack.sentence("it") for lack in choose(manifest, [machine]).lacking), "")
 
 
 def _offer_row(each: Offered) -> list[str]:
