@@ -26,7 +26,7 @@ from dilocox.cli.common import (
 )
 from dilocox.cli.config import ConfigOption, validated
 from dilocox.coordinator.kv_store import StoreFiles, StorePlace, parse_place
-from dilocox.node.workers.environment import OuterState
+from dilocox.node.workers.environment import CHECKPOINT_SECONDS, OuterState
 from dilocox.protocol import limits
 from dilocox.protocol.errors import ConfigError
 from dilocox.transport.limits.rate_limits import SLOWEST_DOWNLOAD_BITS_PER_SECOND, Rates, parse_rates
@@ -243,7 +243,7 @@ class MachineOptions:
             min=0,
             help="Seconds between two checkpoints of all private state: what a power loss costs.",
         ),
-    ] = 300.0
+    ] = CHECKPOINT_SECONDS
     outer_state: Annotated[
         OuterState,
         typer.Option(

@@ -18,6 +18,7 @@ from dilocox.node.planning.advice import Advice
 from dilocox.node.planning.plan import Inside
 from dilocox.node.planning.step_model import EFFICIENCY, KINDS, Kind
 from dilocox.node.planning.time_model import HEADERS, SEVERAL_FILL, Estimate, Line, Method, Site, estimate, ring
+from dilocox.node.workers.environment import CHECKPOINT_SECONDS
 from dilocox.protocol.ids import several
 from dilocox.protocol.run.manifest import Compression, Manifest
 from dilocox.protocol.run.tensors import parameter_count, trained_count
@@ -27,12 +28,9 @@ __all__ = ["plan"]
 
 COMPARED = (30, 125, 500)
 """Values of H that are compared with the run's, unless an option names others."""
-MEGABYTE, TERABYTE = 1e6, 1e12
-DISK_MB_PER_SECOND = int(model.DISK / MEGABYTE)
+TERABYTE = 1e12
 DAY = 86400
 """Seconds."""
-FEWER = 10
-"""Value of --checkpoint-every whose disk writes are printed beside the requested one."""
 MADE_FOR = "default: what the preset, or the one nearest in size, is made for"
 
 
@@ -62,16 +60,9 @@ def plan(
     apply_seconds: Annotated[
         float | None, typer.Option(min=0, help="To check and apply one cluster's payload (default: likewise).")
     ] = None,
-    disk_mb_per_second: Annotated[
-        int, typer.Option(min=1, help="Megabytes that a box's disk writes in a second, for hours on end.")
-    ] = DISK_MB_PER_SECOND,
-    checkpoint_every: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="As its nodes say: live parameters and moments are written every so many rounds. For what is written a day.",
-        ),
-    ] = 1,
+    checkpoint_seconds: Annotated[
+        float, typer.Option(min=0, help="Seconds between two complete checkpoints, as for `dilocox node`.")
+    ] = CHECKPOINT_SECONDS,
     inner_steps: Annotated[
         str, typer.Option(help="H to compare, separated by commas (default: the run's, 30, 125 and 500).")
     ] = "",
@@ -103,7 +94,7 @@ def plan(
 
     def taking(name: str, compression: Compression) -> Method:
         """Return the method with the codec's measured seconds, if they are known."""
-        found = model.exchanging(manifest, cluster, name, compression, site.clusters, disk_mb_per_second * MEGABYTE)
+        found = model.exchanging(manifest, cluster, name, compression)
         return replace(
             found,
             encode_seconds=found.encode_seconds if encode_seconds is None else encode_seconds,
@@ -123,8 +114,8 @@ def plan(
     assumptions.append(_codec(advice.estimate.method, model.most_values(manifest.model, cluster), site))
     as_it_is = estimate(site, replace(taking("its own", manifest.compression), overlap=manifest.rounds.overlap))
     wear = {
-        "advised": _wear(manifest, cluster, advice.compression, advice.estimate, site, checkpoint_every),
-        "own": _wear(manifest, cluster, manifest.compression, as_it_is, site, checkpoint_every),
+        "advised": _wear(manifest, cluster, advice.compression, advice.estimate, site, checkpoint_seconds),
+        "own": _wear(manifest, cluster, manifest.compression, as_it_is, site, checkpoint_seconds),
     }
     share = model.mfu(manifest, kind, all_devices, as_it_is.tokens_per_second)
     answer = _answer(manifest, as_it_is, share, wear["own"]["day_bytes"])
@@ -159,7 +150,7 @@ def plan(
         console.print(sentence, markup=False, highlight=False, soft_wrap=True)
     columns = ["codec", "H", "bytes", "bit/param", "line s", "arrives at step", "steps", "utilisation", "MFU", "tokens/s"]
     print_table([*columns, "overlap"], [_cells(row) for row in rows])
-    for sentence in (*_advised(advice, manifest), *_worn(wear, checkpoint_every), *_as_run_file(advice, manifest)):
+    for sentence in (*_advised(advice, manifest), *_worn(wear), *_as_run_file(advice, manifest)):
         console.print(sentence, markup=False, highlight=False, soft_wrap=True)
     for sentence in assumptions:
         console.print(sentence, style="dim", highlight=False, soft_wrap=True)
@@ -314,7 +305,7 @@ def _assumptions(site: Site, cluster: Inside, device: str) -> list[str]:
         f" receives theirs, both ways at once, {HEADERS - 1:.1%} of headers; more than two clusters fill {SEVERAL_FILL:.0%}"
         " of it; AllReduce is a ring in 16 bits",
         f"arrives: after {site.fixed_seconds:g} s that a round costs whatever its bytes (`python -m bench.clock` measures yours),"
-        " the codec's seconds, the disk's and the line's; where that is beyond H a cluster trains on, as far as max_inner_steps"
+        " the codec's seconds and the line's; where that is beyond H a cluster trains on, as far as max_inner_steps"
         " allow",
         f"overlap: rebase with half the lead costs {model.DELAY_COST:g} x arrival / H more tokens for the same loss"
         " (docs/results.md), waiting costs its time; the sooner wins",
@@ -330,41 +321,34 @@ def _codec(method: Method, values: int, site: Site) -> str:
 
 
 def _wear(
-    manifest: Manifest, cluster: Inside, compression: Compression, found: Estimate, site: Site, checkpoint_every: int
+    manifest: Manifest, cluster: Inside, compression: Compression, found: Estimate, site: Site, checkpoint_seconds: float
 ) -> dict[str, float]:
     """Return the disk writes of the busiest host in such rounds."""
     rounds = manifest.rounds.model_copy(update={"inner_steps": found.method.inner_steps})
     run = manifest.model_copy(update={"compression": compression, "rounds": rounds})
     boxes = model.written_by_box(run, cluster, site.clusters, find_shards(run))
-    fewer = max(FEWER, checkpoint_every)
-    bytes_of = {every: max(box.in_a_round(every) for box in boxes) for every in (checkpoint_every, fewer)}
-    most = max(boxes, key=lambda box: box.in_a_round(checkpoint_every))
+    seconds = found.round.seconds
+    most = max(boxes, key=lambda box: box.in_a_round(seconds, checkpoint_seconds))
+    in_a_round = most.in_a_round(seconds, checkpoint_seconds)
     return {
         "inner_steps": found.method.inner_steps,
-        "write_seconds": found.method.write_seconds,
-        "round_bytes": bytes_of[checkpoint_every],
+        "round_bytes": in_a_round,
         "for_others_bytes": most.for_others,
-        "day_bytes": bytes_of[checkpoint_every] / found.round.seconds * DAY,
-        "fewer_day_bytes": bytes_of[fewer] / found.round.seconds * DAY,
+        "day_bytes": in_a_round / seconds * DAY,
     }
 
 
-def _worn(wear: dict[str, dict[str, float]], checkpoint_every: int) -> list[str]:
+def _worn(wear: dict[str, dict[str, float]]) -> list[str]:
     advised, own = wear["advised"], wear["own"]
 
     def a_day(count: float) -> str:
         return f"{count / TERABYTE:,.3g} TB a day"
 
-    less = (
-        f" ({a_day(advised['fewer_day_bytes'])} where its nodes say --checkpoint-every {FEWER}: a restart in between goes on"
-        " from the committed model)"
-    )
-    others = f" ({_gigabytes(advised['for_others_bytes'])} for others: states that it audits, shares)"
+    others = f" ({_gigabytes(advised['for_others_bytes'])} for other peers: audited states, erasure shards)"
     return [
-        f"disks wear out: in such rounds the box with the most writes {_gigabytes(advised['round_bytes'])}"
-        f"{others if advised['for_others_bytes'] else ''} each,"
-        f" {a_day(advised['day_bytes'])}{less if checkpoint_every < FEWER else ''}; as the run is, with H ="
-        f" {own['inner_steps']:,}, {a_day(own['day_bytes'])}. Of an exchange {advised['write_seconds']:,.3g} s are the disk's"
+        f"disk writes: in such rounds the busiest host writes {_gigabytes(advised['round_bytes'])}"
+        f"{others if advised['for_others_bytes'] else ''} each, {a_day(advised['day_bytes'])}; with the run's H ="
+        f" {own['inner_steps']:,}, {a_day(own['day_bytes'])}. No exchange waits for them"
     ]
 
 

@@ -285,7 +285,6 @@ def _binds(site: Site, chosen: Estimate, least: int) -> str:
     parts = {
         "the line to the other clusters": chosen.line_seconds,
         "the codec": method.encode_seconds + site.clusters * method.apply_seconds,
-        "the disk": method.write_seconds + max(0.0, method.receive_seconds - chosen.line_seconds),
         "what a round costs whatever its bytes": site.fixed_seconds,
     }
     most = max(parts, key=lambda part: parts[part])

@@ -23,7 +23,7 @@ class Written:
     boundary: int
     """Error feedback."""
     anchor_and_moments: int
-    """Additional bytes of a complete checkpoint; `--checkpoint-every` decides how many are complete."""
+    """Additional bytes of a complete checkpoint; `--checkpoint-seconds` decides how many are complete."""
     payload: int
     """Bytes of its payload."""
     others: int
@@ -43,16 +43,10 @@ class Written:
     def for_others(self) -> float:
         return self.audited + self.shards
 
-    @property
-    def waited_for(self) -> int:
-        """Return the bytes on which the exchange waits in a round with a complete checkpoint: no payload is announced, and
-        no commit applied, before they are durable."""
-        return self.mark + self.boundary + self.anchor_and_moments + self.payload + self.state
-
-    def in_a_round(self, checkpoint_every: int) -> float:
-        """Return the mean bytes per round, with one complete checkpoint in so many rounds."""
+    def in_a_round(self, seconds: float, checkpoint_seconds: float) -> float:
+        """Return the mean bytes of rounds that last so long, with a complete checkpoint every `checkpoint_seconds`."""
         always = self.boundary + self.payload + self.others + self.state + self.mark * self.marks + self.for_others
-        return always + self.anchor_and_moments / checkpoint_every
+        return always + self.anchor_and_moments * (min(1.0, seconds / checkpoint_seconds) if checkpoint_seconds else 1.0)
 
 
 def written(

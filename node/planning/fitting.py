@@ -6,7 +6,7 @@ from typing import Any
 
 from dilocox.node.planning.advice import Advice, advise, offers_of, settings_of
 from dilocox.node.planning.layouts import choose
-from dilocox.node.planning.plan import DISK, Inside, Setting, exchanging, inside, step_of
+from dilocox.node.planning.plan import Inside, Setting, exchanging, inside, step_of
 from dilocox.node.planning.step_model import Kind
 from dilocox.node.planning.time_model import Line, Method, Site
 from dilocox.node.workers.devices import Devices
@@ -49,7 +49,7 @@ def fit(manifest: Manifest, machines: Setting, kind: Kind, line: float) -> Fit:
     )
 
     def taking(name: str, compression: Compression) -> Method:
-        return exchanging(run, cluster, name, compression, site.clusters, DISK)
+        return exchanging(run, cluster, name, compression)
 
     advice = advise(site, offers_of(run, taking), run)
     settings = settings_of(advice, run)

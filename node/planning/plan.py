@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DELAY_COST",
-    "DISK",
     "MADE_FOR",
     "PAPER",
     "PAPER_RATIO",
@@ -88,9 +87,6 @@ DELAY_COST = 0.16
 
 One comparison measured 0.161 with sparse payloads and half the lead (docs/results.md); it is not kept. Waiting for the commit
 costs 1.0, so the advice does not depend on the digits."""
-
-DISK = 1e9
-"""Bytes per second that a box's disk writes for hours: an NVMe one, once its fast part is full."""
 
 
 @dataclass(frozen=True)
@@ -173,14 +169,12 @@ def _most_sent(tiling: Placement, turns: int) -> int:
     return max(sent.values(), default=0)
 
 
-def exchanging(manifest: Manifest, cluster: Inside, name: str, compression: Compression, clusters: int, disk: float) -> Method:
-    """Return a codec's exchange on such a cluster, with the run's H: payload bytes, and seconds of the cluster's
-    machines. Those are the computation of the worker with the most values on one core, and the writes of the busiest
-    host at `disk` bytes a second, in a round with a complete checkpoint."""
+def exchanging(manifest: Manifest, cluster: Inside, name: str, compression: Compression) -> Method:
+    """Return a codec's exchange on such a cluster, with the run's H: payload bytes, and seconds of the codec for the
+    worker with the most values, on one core."""
     run = manifest.model_copy(update={"compression": compression})
     speed, values = SPEEDS[compression.codec], most_values(run.model, cluster)
     slower = max(1.0, (compression.rank or 0) / SPEEDS_RANK)
-    boxes = written_by_box(run, cluster, clusters)
     return Method(
         name,
         model_payload_bytes(run.model, compression),
@@ -188,8 +182,6 @@ def exchanging(manifest: Manifest, cluster: Inside, name: str, compression: Comp
         run.rounds.max_inner_steps,
         encode_seconds=values * slower / speed.encoded,
         apply_seconds=values * slower / speed.applied,
-        write_seconds=max(box.waited_for for box in boxes) / disk,
-        receive_seconds=max(box.others for box in boxes) / disk,
     )
 
 

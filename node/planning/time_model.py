@@ -6,8 +6,7 @@
                    shares, both ways at once, with the headers of every layer; the slower direction counts. Several transfers
                    at once do not fill it
     the exchange   from the end of a phase until its commit can be applied: what every round costs (ballot, votes), encoding, the
-                   disk (boundary and payload before it is announced, the committed state before anybody trains on it), the line,
-                   and checking and applying n payloads
+                   line, and checking and applying n payloads. Nothing in it waits for a disk
     arrival step   inner steps of the next phase that are done when its commit arrives: exchange / step, rounded up
     a round        none               H steps, then the exchange
                    delayed, rebase    H steps beside the exchange; where that takes longer the cluster trains on, to
@@ -135,10 +134,6 @@ class Method:
     encode_seconds: float = 0.0
     apply_seconds: float = 0.0
     """Seconds to check and apply one cluster's payload."""
-    write_seconds: float = 0.0
-    """Seconds of the disk writes before a payload is announced, and of the committed state."""
-    receive_seconds: float = 0.0
-    """Seconds to receive all payloads, in addition to the link."""
 
 
 @dataclass(frozen=True)
@@ -185,8 +180,7 @@ def estimate(site: Site, method: Method) -> Estimate:
 def exchange_seconds(site: Site, method: Method) -> float:
     """Return the seconds from the end of a phase until its commit can be applied."""
     codec = method.encode_seconds + site.clusters * method.apply_seconds
-    coming = max(site.copies_seconds(method.payload_bytes), method.receive_seconds)
-    return site.fixed_seconds + codec + method.write_seconds + coming
+    return site.fixed_seconds + codec + site.copies_seconds(method.payload_bytes)
 
 
 def arrival_step(step_seconds: float, exchange: float) -> int:

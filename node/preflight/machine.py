@@ -18,6 +18,7 @@ from dilocox.node.planning.disk_model import disk_bytes, held_bytes, written
 from dilocox.node.planning.layouts import choose
 from dilocox.node.planning.memory_model import host_bytes
 from dilocox.node.workers.devices import Devices, cuda_devices, lacking_driver, this_machine
+from dilocox.node.workers.environment import CHECKPOINT_SECONDS
 from dilocox.protocol.errors import ConfigError, LocalError
 from dilocox.protocol.ids import several
 from dilocox.protocol.run.manifest import Manifest
@@ -115,14 +116,14 @@ def of_room(
 
 def _wear(manifest: Manifest, devices: int | None, accepted: bool, shards: Shards | None) -> Finding:
     """Judge disk writes: a consumer's disk is specified for 600 to 2,400 TB."""
-    each = written(manifest, manifest.rounds.start_clusters, shards=shards).in_a_round(1)
     seconds = _round_seconds(manifest, devices)
+    each = written(manifest, manifest.rounds.start_clusters, shards=shards).in_a_round(seconds, CHECKPOINT_SECONDS)
     a_day, in_all = each * 86_400 / seconds / 1e12, each * manifest.rounds.count / 1e12
     says = (
         f"each round writes {each / 1e9:,.1f} GB to that disk. At about {seconds:,.3g} s per round (see `dilocox "
         f"plan` for other machines) that is {a_day:,.3g} TB a day, and {in_all:,.3g} TB in the whole run"
     )
-    do = "use longer rounds (rounds.inner_steps) or `dilocox node --checkpoint-every 10` to write less"
+    do = "use longer rounds (rounds.inner_steps) to write less"
     if a_day < ODD_TERABYTES or in_all < ODD_TERABYTES:
         return Finding(Level.FINE, "wear", says)
     if a_day < WRONG_TERABYTES or in_all < WRONG_TERABYTES or accepted:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
 
-__all__ = ["RENDEZVOUS", "STORE_PORT", "STORE_SOCKET", "WORKER", "OuterState", "WorkerSettings"]
+__all__ = ["CHECKPOINT_SECONDS", "RENDEZVOUS", "STORE_PORT", "STORE_SOCKET", "WORKER", "OuterState", "WorkerSettings"]
 
 WORKER = "dilocox-worker"
 """Name of the processes in `ps` and `top`; Linux stores 15 characters."""
@@ -24,6 +24,10 @@ class OuterState(StrEnum):
     HOST = "host"
     STREAM = "stream"
     DEVICE = "device"
+
+
+CHECKPOINT_SECONDS = 300.0
+"""Seconds between two complete checkpoints, if the operator names none."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ class WorkerSettings:
     """Folder of the run's corpus."""
     step_seconds: float
     """An inner step takes at least this long; 0: as long as it takes."""
-    checkpoint_seconds: float = 300.0
+    checkpoint_seconds: float = CHECKPOINT_SECONDS
     """Seconds between two complete checkpoints."""
     outer_state: OuterState = OuterState.STREAM
     private: Path | None = None

@@ -137,7 +137,7 @@ def test_bars_of_scoring_say_what_does_not_hold():
 
     assert "flip reaches 3.040 with scores" in said(found={**found, "flip": {**found["flip"], "scores": 3.04}})
     assert "refuses 3 of 100 honest" in said(votes={**votes, "flip": {**votes["flip"], "scores": judged(refused=3)}})
-    dear = {**votes, "nobody": {**votes["nobody"], "scores": judged(losses=3560.0)}}
+    dear = {**votes, "nobody": {**votes["nobody"], "scores": judged(losses=2848.0)}}
     assert "scores would take 3.1% of the time that a round of llama-350m trains" in said(votes=dear)
     assert "scores costs 0.7%" in said(unscored={**unscored, "scores": 2.98})
     third = replace(SETTING, clusters=6, hostile=2)
@@ -145,9 +145,9 @@ def test_bars_of_scoring_say_what_does_not_hold():
 
 
 def test_scoring_takes_of_a_preset_s_round_what_its_samples_and_steps_say():
-    """Check llama-125m: rounds of 60 steps of 32 sequences, and 8 for a score."""
-    assert preset_share("llama-125m", 0.3, 8, 9) == pytest.approx(8 * 0.3 * 8 / 32 / 60)
-    assert preset_share("llama-125m", 0.3, 8, 100) == pytest.approx(32 * 0.3 * 8 / 32 / 60), "no more than the committee"
+    """Check llama-125m: rounds of 50 steps of 32 sequences, and 8 for a score."""
+    assert preset_share("llama-125m", 0.3, 8, 9) == pytest.approx(8 * 0.3 * 8 / 32 / 50)
+    assert preset_share("llama-125m", 0.3, 8, 100) == pytest.approx(32 * 0.3 * 8 / 32 / 50), "no more than the committee"
     assert preset_share("tiny", 0.3, 8, 9) == 0, "it does not score"
 
 

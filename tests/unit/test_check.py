@@ -26,6 +26,7 @@ from dilocox.node.preflight import machine as checks
 from dilocox.node.preflight.machine import Here, Role
 from dilocox.node.preflight.network import Seen
 from dilocox.node.workers import devices as machine
+from dilocox.node.workers.environment import CHECKPOINT_SECONDS
 from dilocox.protocol.ids import JoinLink
 from dilocox.protocol.run.manifest import Manifest
 from dilocox.protocol.run.run_lint import Finding, Level, of_run
@@ -323,7 +324,7 @@ def test_a_node_says_what_check_says_of_its_machine(tmp_path: Path, caplog: pyte
 def test_what_each_round_writes_is_said(tmp_path: Path):
     large = Manifest.from_toml(render_preset("llama-7b", "x", "00" * 32))
     (wear,) = [each for each in checks.of_room(large, tmp_path, 1) if each.about == "wear"]
-    each = written(large, large.rounds.start_clusters).in_a_round(1)
+    each = written(large, large.rounds.start_clusters).in_a_round(1e9, CHECKPOINT_SECONDS)
     assert each > 20 * 6.7e9
     assert f"each round writes {each / 1e9:,.1f} GB" in wear.says
 
@@ -479,8 +480,8 @@ def on(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
 def test_a_disk_that_would_wear_out_is_an_error_to_be_confirmed(tmp_path: Path, days: int, accepted: bool, level: Level):
     """Reproduce a fault: 54 TB a day passed as `ok wear`."""
     large = Manifest.from_toml(render_preset("llama-7b", "x", "00" * 32))
-    each = written(large, large.rounds.start_clusters).in_a_round(1)
-    seconds = each * 86_400 / 54e12 * days
+    seconds = 135.0 * days
+    each = written(large, large.rounds.start_clusters).in_a_round(seconds, CHECKPOINT_SECONDS)
     boxed = large.rounds.model_copy(update={"round_seconds": seconds})
     [wear] = [
         found
@@ -488,7 +489,7 @@ def test_a_disk_that_would_wear_out_is_an_error_to_be_confirmed(tmp_path: Path, 
         if found.about == "wear"
     ]
     assert wear.level is level
-    assert f"{54 / days:,.3g} TB a day" in wear.says
+    assert f"{each * 86_400 / seconds / 1e12:,.3g} TB a day" in wear.says
     assert ("--accept-wear" in wear.do) is (level is Level.WRONG)
 
 

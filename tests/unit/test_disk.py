@@ -37,20 +37,20 @@ def test_a_round_writes_by_hand():
         specs = [spec for stage in range(run.model.stages) for spec in stage_tensors(run.model, stage)]
         moments = sum(spec.elements * (kept if spec.hidden else 8) for spec in specs)
         each = disk_model.written(run, 3)
-        assert each.in_a_round(1) == pytest.approx(4 * WEIGHTS + moments + 3 * WEIGHTS, rel=0.02)
-        assert each.in_a_round(1) - each.in_a_round(10) == pytest.approx(0.9 * (WEIGHTS + moments), rel=0.02)
-        assert each.waited_for == pytest.approx(each.in_a_round(1) - 2 * WEIGHTS, rel=0.02), "but for others' payloads"
+        complete = each.in_a_round(30, 0)
+        assert complete == each.in_a_round(30, 30) == each.in_a_round(900, 300)
+        assert complete == pytest.approx(4 * WEIGHTS + moments + 3 * WEIGHTS, rel=0.02)
+        assert complete - each.in_a_round(30, 300) == pytest.approx(0.9 * (WEIGHTS + moments), rel=0.02)
 
 
-def test_a_run_that_audits_writes_states_of_each_phase_and_waits_for_the_last():
+def test_a_run_that_audits_writes_states_of_each_phase():
     """Check phases of 4 steps, and of up to 12, in 3 segments: at 0, around a commit, and at the end; in the longest two
     more."""
     audited = manifest(**WIDE, audit={"segments": 3})
     assert (audited.rounds.inner_steps, audited.rounds.max_inner_steps) == (4, 12)
     state = audited.phase_bytes
     each, without = disk_model.written(audited, 7), disk_model.written(RUN, 7)
-    assert each.in_a_round(1) - each.audited == without.in_a_round(1) + 4 * state
-    assert each.waited_for == without.waited_for + state
+    assert each.in_a_round(1, 0) - each.audited == without.in_a_round(1, 0) + 4 * state
     assert disk_model.disk_bytes(audited, 7) == disk_model.disk_bytes(RUN, 7) + (WAIT + 2) * 6 * state
 
 

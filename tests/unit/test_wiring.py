@@ -13,7 +13,6 @@ RECORDS = {
     "node/audit/messages.py:Task",
     "node/daemon.py:OpenRun",
     "node/preflight/machine.py:Here",
-    "node/planning/time_model.py:Method",
     "node/workers/progress.py:Progress",
     "node/planning/disk_model.py:Written",
     "node/outer/checkpoint.py:BoundaryMeta",
