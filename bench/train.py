@@ -20,12 +20,15 @@ from transformers import AutoModelForCausalLM
 
 from bench.lab import process_group_of_one
 from bench.report import bench_parser, judge, load_preset, machine, table, write
-from dilocox.node.planning.memory_model import stage_bytes
+from dilocox.node.planning.layouts import choose
+from dilocox.node.planning.step_model import KINDS
 from dilocox.node.training.model.inner import BETAS
 from dilocox.node.training.model.mesh import Mesh
 from dilocox.node.training.model.model import hugging_face_config
 from dilocox.node.training.model.muon import Muon
 from dilocox.node.training.model.trainer import Trainer
+from dilocox.node.workers.devices import this_machine
+from dilocox.node.workers.placement import placed
 from dilocox.protocol.run.manifest import Manifest, Model
 from dilocox.protocol.run.tensors import parameter_count
 
@@ -194,15 +197,11 @@ def flops_per_token(model: Model) -> float:
     return 6 * products + 6 * config.num_hidden_layers * model.sequence_length * config.num_attention_heads * config.head_dim
 
 
-PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "A800": 312e12, "B200": 2250e12, "4090": 165e12, "5090": 210e12}
-"""Dense bfloat16 operations a second, by a part of the device's name: vendors' data sheets."""
-
-
 def peak(device: torch.device) -> float:
     """Return the peak operations a second; on a processor those of a large float32 product."""
     if device.type == "cuda":
-        name = torch.cuda.get_device_name(0)
-        return next((rate for part, rate in PEAKS.items() if part in name), float("nan"))
+        name = torch.cuda.get_device_name(0).lower()
+        return next((kind.peak for part, kind in KINDS.items() if part in name), float("nan"))
     size = 1024
     left, right = torch.randn(size, size), torch.randn(size, size)
     return 2 * size**3 / min(seconds(lambda: left @ right, device) for _ in range(5))
@@ -249,13 +248,16 @@ def free(device: torch.device) -> None:
 
 
 def shape(preset: str, quick: bool, cuda: bool) -> Manifest:
-    """Return the preset with AdamW, in one stage; on a processor with small batches."""
+    """Return the preset in one stage, with the microbatches that a node with one device chooses; on a processor with AdamW
+    and a small batch."""
     sections = load_preset(preset).model_dump()
     sections["model"]["stages"] = 1
     if not cuda:
         sections["training"] |= {"optimizer": "adamw", "batch_size": 4, "microbatches": 2, "checkpoint_activations": False}
         sections["model"]["sequence_length"] = 128 if quick else 256
-    return Manifest.model_validate(sections)
+    run = Manifest.model_validate(sections)
+    best = choose(run, [this_machine(1)]).best.placement
+    return placed(run, best.microbatches, best.recompute)
 
 
 def missed_bars(rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -282,8 +284,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     arms = ["ours", "transformers", "small fused", *compiled]
     rows = measure(run, arms, device, QUICK_BLOCKS if options.quick else BLOCKS)
     facts, training = machine(), run.training
-    weights = stage_bytes(run, range(run.model.stages), half=False).weights // 4
-    print(f"{facts['device']}, {facts['platform']}; {weights:,} parameters, {run.tokens_per_step:,} tokens a step")
+    print(
+        f"{facts['device']}, {facts['platform']}; {parameter_count(run.model):,} parameters, {run.tokens_per_step:,} tokens a step"
+    )
     print(f"{training.microbatches} microbatches, {training.optimizer}, {training.precision}, one thread, seed 0")
     columns = ["loop", "GPU s a step" if cuda else "CPU s a step", "ours is x times as fast", "tokens/s", "MFU", "operators"]
     table(

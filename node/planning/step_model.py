@@ -3,8 +3,8 @@
 products       matrix products and attention of the worker with the most, at EFFICIENCY of its device's peak; a third more
                where activations are computed again; never less than its host needs to launch their kernels
 bubble         the wait of that worker while the pipeline fills and drains
-reduction      gradients in float32 between the copies of a stage, after the backward pass
-optimizer      Newton-Schulz of every hidden matrix in each copy, and the traffic of all moments
+reduction      gradients in float32 between the copies of a stage, after the backward pass; and Muon's updates in bfloat16
+optimizer      Newton-Schulz of the hidden matrices, each in one copy, and the traffic of all moments in every copy
 """
 
 import math
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from dilocox.node.planning.memory_model import bubble
+from dilocox.node.planning.memory_model import HALF, WIDE, bubble
 from dilocox.node.planning.time_model import Step
 from dilocox.node.workers.devices import Devices
 from dilocox.node.workers.placement import Placement, chunks
@@ -194,8 +194,9 @@ def parts_of(manifest: Manifest, placement: Placement, kind: Kind) -> Parts:
     computing = max(again * busiest, launching)
     share = bubble(placement.turns(stages), placement.length, placement.each)
     values, orthogonal = max(load.values for load in workers), max(load.orthogonal for load in workers)
-    reduced = 2 * (copies - 1) / copies * 4 * values / (kind.link * LINK_SHARE)
-    optimizer = 2 * orthogonal / speed + OPTIMIZER_BYTES * values / kind.bandwidth
+    updates = HALF * values if orthogonal else 0  # which each copy sends of its share of the matrices
+    reduced = (copies - 1) / copies * (2 * WIDE * values + updates) / (kind.link * LINK_SHARE)
+    optimizer = 2 * orthogonal / copies / speed + OPTIMIZER_BYTES * values / kind.bandwidth
     return Parts(
         products,
         again - products,
