@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 setup: $(STAMP)
 
 # By version; with LOCK=deploy/ci-cpu.lock by hash, which is for one kind of machine.
-$(STAMP): pyproject.toml constraints.txt plugins/settlement/pyproject.toml plugins/zerog/pyproject.toml plugins/market/pyproject.toml plugins/etcd/pyproject.toml plugins/tee/pyproject.toml plugins/availability/pyproject.toml
+$(STAMP): pyproject.toml constraints.txt protocol/payload/native.c plugins/settlement/pyproject.toml plugins/zerog/pyproject.toml plugins/market/pyproject.toml plugins/etcd/pyproject.toml plugins/tee/pyproject.toml plugins/availability/pyproject.toml
 	@echo "installing the dependencies into $(VENV): the first time takes some minutes, because torch alone is a download of 200 MB"
 	$(PYTHON) -m venv $(VENV)
 ifdef LOCK
