@@ -16,8 +16,10 @@ loss only durable checkpoints count: others name the boot of the kernel that wro
 
 import itertools
 import json
+import math
 import os
 import shutil
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -36,6 +38,7 @@ from dilocox.transport.store.files import fsync_directory, quarantine, read_chec
 __all__ = [
     "BoundaryMeta",
     "boundaries",
+    "complete_age",
     "is_complete",
     "load_inner",
     "load_outer",
@@ -183,7 +186,10 @@ def seal_boundary(root: Path, stage: int, meta: BoundaryMeta) -> None:
     before = [path for path in here if path <= folder]
     sealed = [path for path in before if (path / "boundary.json").exists()]  # all others were begun by an earlier incarnation
     older = sealed[: 1 - KEEP]
-    needed = [[path for path in older if (path / name).exists()][-1:] for name in (INNER, DURABLE)]
+    needed = [
+        [path for path in older if all((path / name).exists() for name in names)][-1:]
+        for names in ((INNER,), (DURABLE,), (INNER, DURABLE))
+    ]
     kept = {*sealed[-KEEP:], *itertools.chain(*needed)}
     for old in [*later, *(path for path in before if path not in kept)]:
         shutil.rmtree(old, ignore_errors=True)
@@ -199,6 +205,12 @@ def make_durable(root: Path, stage: int, round: int) -> None:
         fsync_directory(folder)
         fsync_directory(folder.parent)
         write_atomically(folder / DURABLE, b"")
+
+
+def complete_age(root: Path, stage: int) -> float:
+    """Return the seconds since the newest complete checkpoint of a stage; infinite without one."""
+    times = [(path.parent / "boundary.json").stat().st_mtime for path in _complete(root / f"{stage:04d}")]
+    return max(0.0, time.time() - max(times)) if times else math.inf
 
 
 def is_complete(root: Path, stage: int) -> bool:

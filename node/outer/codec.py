@@ -40,7 +40,7 @@ from dilocox.protocol.payload.arrays import (
     Sparse,
     groups,
 )
-from dilocox.protocol.payload.native import Kernels, Parts, kernels
+from dilocox.protocol.payload.native import Kernels, WeightedArrays, kernels
 from dilocox.protocol.payload.payload import Form, Layout, StageLayout
 from dilocox.protocol.payload.payload import Tensor as PackedTensor
 from dilocox.protocol.run.manifest import Outer
@@ -240,7 +240,7 @@ class Decoder:
             for _, arrays in packed
             if self._layout.form == Form.LOWRANK
         ]
-        self._last: tuple[tuple[float, ...], Parts] | None = None
+        self._last: tuple[tuple[float, ...], WeightedArrays] | None = None
         self._native = kernels() if device.type == "cpu" and not self._factors else None
 
     def stretches(self) -> Iterator[tuple[int, int]]:
@@ -288,10 +288,10 @@ class Decoder:
         else:
             outer_step(theta, momentum, self.weighted_sum(weights, start, stop), outer)
 
-    def _described(self, weights: tuple[float, ...]) -> Parts:
+    def _described(self, weights: tuple[float, ...]) -> WeightedArrays:
         """Return the arrays for the fast path; the last ones are kept, because stretches follow each other."""
         if self._last is None or self._last[0] != weights:
-            parts = Parts()
+            parts = WeightedArrays()
             for array, weight in zip(self._arrays, weights, strict=True):
                 array.describe(parts, weight)
             self._last = weights, parts

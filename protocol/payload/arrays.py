@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from dilocox.protocol import limits
 from dilocox.protocol.errors import RemoteError
-from dilocox.protocol.payload.native import Parts, kernels
+from dilocox.protocol.payload.native import WeightedArrays, kernels
 from dilocox.protocol.pb import messages_pb2 as pb
 
 __all__ = [
@@ -120,7 +120,7 @@ class Array(Protocol):
         """Flat values start … stop, exact; start is a multiple of GROUP. For arrays of one row."""
         ...
 
-    def describe(self, parts: Parts, weight: float) -> None:
+    def describe(self, parts: WeightedArrays, weight: float) -> None:
         """Add the array with its weight to those that the fast path reads. For arrays of one row."""
         ...
 
@@ -161,7 +161,7 @@ class BlockInt4(Array):
         scales = np.ldexp(1.0, self.exponents()[0, start // BLOCK : blocks(stop)].astype(np.int32))
         return self.codes[0, start:stop].astype(np.float64) * np.repeat(scales, BLOCK)[: stop - start]
 
-    def describe(self, parts: Parts, weight: float) -> None:
+    def describe(self, parts: WeightedArrays, weight: float) -> None:
         parts.int4(self.codes, self.offsets, self.base, weight)
 
     def square_sum(self) -> float:
@@ -220,7 +220,7 @@ class Levels(Array):
         first = np.arange(0, ENTRIES * (groups(stop) - start // GROUP), ENTRIES)
         return self.table(start, stop).ravel()[np.repeat(first, GROUP)[: stop - start] + codes]
 
-    def describe(self, parts: Parts, weight: float) -> None:
+    def describe(self, parts: WeightedArrays, weight: float) -> None:
         parts.levels(self.magnitudes, self.codes, weight)
 
     def packed(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
@@ -287,7 +287,7 @@ class Sparse(Array):
         self.add_part(out, 1.0, start)
         return out
 
-    def describe(self, parts: Parts, weight: float) -> None:
+    def describe(self, parts: WeightedArrays, weight: float) -> None:
         parts.sparse(self.magnitudes, self.positions, self.signs, self.levels, weight)
 
     def add_part(self, total: npt.NDArray[np.float64], weight: float, start: int) -> None:
@@ -357,7 +357,7 @@ class Floats(Array):
     def part(self, start: int, stop: int) -> npt.NDArray[np.float64]:
         return self.numbers[start:stop].astype(np.float64)
 
-    def describe(self, parts: Parts, weight: float) -> None:
+    def describe(self, parts: WeightedArrays, weight: float) -> None:
         parts.floats(self.numbers, weight)
 
     def write(self, writer: Writer) -> None:

@@ -6,6 +6,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#define VERSION 1 /* raise it with every change of a function's arguments or results */
 #define GROUP 4096
 #define LANES 64
 #define BLOCK 16
@@ -41,8 +42,11 @@ typedef struct {
   const float *numbers;     /* FLOATS: (elements,) */
 } Part;
 
+/* What native.py expects: it refuses a library that was built from another version of this file. */
+int64_t version(void) { return 1000 * VERSION + (int64_t)sizeof(Part); }
+
 INLINE float absolute(float v) { return __builtin_fabsf(v); }
-INLINE float flushed(float v) { return absolute(v) > LARGEST_SUBNORMAL ? v : 0.0f; }
+INLINE float flushed(float v) { return absolute(v) <= LARGEST_SUBNORMAL ? 0.0f : v; } /* NaN stays */
 
 INLINE double power_of_two(int64_t exponent) { /* for normal numbers */
   uint64_t bits = (uint64_t)(exponent + 1023) << 52;
@@ -304,14 +308,16 @@ FAST void int4_pack(const int8_t *codes, int64_t count, uint8_t *packed) {
   if (count % 2) packed[count / 2] = (uint8_t)(codes[count - 1] & 15);
 }
 
-/* Adds Σ code² of each block of one row to the sum of its offset. */
-FAST void int4_squares(const int8_t *codes, int64_t columns, const uint8_t *offsets, int64_t *sums) {
-  for (int64_t block = 0; block < columns / BLOCK; block++) {
-    int32_t sum = 0;
-    for (int i = 0; i < BLOCK; i++) sum += codes[BLOCK * block + i] * codes[BLOCK * block + i];
-    sums[offsets[block]] += sum;
+/* Adds Σ code² of each block to the sum of its offset. */
+FAST void int4_squares(const int8_t *codes, int64_t rows, int64_t columns, const uint8_t *offsets, int64_t *sums) {
+  for (int64_t row = 0; row < rows; row++, codes += columns, offsets += (columns + BLOCK - 1) / BLOCK) {
+    for (int64_t block = 0; block < columns / BLOCK; block++) {
+      int32_t sum = 0;
+      for (int i = 0; i < BLOCK; i++) sum += codes[BLOCK * block + i] * codes[BLOCK * block + i];
+      sums[offsets[block]] += sum;
+    }
+    for (int64_t i = columns / BLOCK * BLOCK; i < columns; i++) sums[offsets[i / BLOCK]] += codes[i] * codes[i];
   }
-  for (int64_t i = columns / BLOCK * BLOCK; i < columns; i++) sums[offsets[i / BLOCK]] += codes[i] * codes[i];
 }
 
 INLINE int32_t exponent_of(float peak) { /* the least e with 2^e >= peak / MAX_CODE */
@@ -377,8 +383,7 @@ INLINE float peak_of(Block values) {
   return most[0];
 }
 
-/* The exponents that the blocks of one row need, -128 for all zeros; returns the largest. */
-FAST int64_t int4_exponents(const float *values, int64_t columns, int8_t *exponents) {
+INLINE int32_t row_exponents(const float *values, int64_t columns, int8_t *exponents) {
   int32_t top = -128;
   for (int64_t at = 0, block = 0; at < columns; at += BLOCK, block++) {
     Block part = {{0}, {0}};
@@ -393,8 +398,18 @@ FAST int64_t int4_exponents(const float *values, int64_t columns, int8_t *expone
   return top;
 }
 
-/* `left`: loses what the codes decode to, where it is not null. Returns Σ left². */
-FAST double int4_round(const float *values, int64_t columns, const int8_t *exponents, int64_t base, uint8_t *offsets, int8_t *codes, float *left) {
+/* The exponents that the blocks of all rows need, -128 for all zeros; returns the largest. */
+FAST int64_t int4_exponents(const float *values, int64_t rows, int64_t columns, int8_t *exponents) {
+  const int64_t blocks = (columns + BLOCK - 1) / BLOCK;
+  int32_t top = -128;
+  for (int64_t row = 0; row < rows; row++) {
+    const int32_t most = row_exponents(values + row * columns, columns, exponents + row * blocks);
+    top = most > top ? most : top;
+  }
+  return top;
+}
+
+INLINE double row_round(const float *values, int64_t columns, const int8_t *exponents, int64_t base, uint8_t *offsets, int8_t *codes, float *left) {
   double rest = 0;
   Half squares = {0};
   for (int64_t at = 0, block = 0; at < columns; at += BLOCK, block++) {
@@ -428,6 +443,17 @@ FAST double int4_round(const float *values, int64_t columns, const int8_t *expon
     }
   }
   return rest;
+}
+
+/* Rounds all rows. `left`: loses what the codes decode to, where it is not null. Returns Σ left². */
+FAST double int4_round(const float *values, int64_t rows, int64_t columns, const int8_t *exponents, int64_t base, uint8_t *offsets, int8_t *codes, float *left) {
+  const int64_t blocks = (columns + BLOCK - 1) / BLOCK;
+  double squares = 0;
+  for (int64_t row = 0; row < rows; row++) {
+    const int64_t at = row * columns, block = row * blocks;
+    squares += row_round(values + at, columns, exponents + block, base, offsets + block, codes + at, left ? left + at : 0);
+  }
+  return squares;
 }
 
 /* Positions and values whose magnitude exceeds the threshold, in order; returns how many there are. The last LANES of `room` places

@@ -5,6 +5,7 @@ test compares both (tests/property/test_native.py). Calls release the interprete
 """
 
 import ctypes
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -13,8 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Kernels", "Parts", "kernels", "reference"]
+__all__ = ["Kernels", "WeightedArrays", "kernels", "reference"]
 
+VERSION = 1
+"""Version of native.c."""
 LANES = 64
 """Partial sums of native.c."""
 _LEVELS, _INT4, _SPARSE, _FLOATS = range(4)
@@ -40,7 +43,7 @@ class _Part(ctypes.Structure):
     )
 
 
-class Parts:
+class WeightedArrays:
     """Arrays of several payloads of one tensor, each with its weight, as native.c reads them."""
 
     def __init__(self) -> None:
@@ -94,6 +97,11 @@ class Kernels:
         for name, (result, arguments) in _ARGUMENTS.items():
             self._functions[name].restype, self._functions[name].argtypes = result, arguments
 
+    @property
+    def version(self) -> int:
+        """Return the version of native.c and the size of its Part."""
+        return int(self._call("version"))
+
     def _call(self, name: str, *arguments: Any) -> Any:
         return self._functions[name](*arguments)
 
@@ -112,17 +120,19 @@ class Kernels:
         self._call("int2_second", codes.ctypes.data, elements, counts.ctypes.data)
         return counts
 
-    def weighted_sum(self, parts: Parts, start: int, stop: int) -> npt.NDArray[np.float64]:
+    def weighted_sum(self, parts: WeightedArrays, start: int, stop: int) -> npt.NDArray[np.float64]:
         """Return Σ wᵢ xᵢ of flat values start … stop, in the order of the parts."""
         total = np.empty(stop - start)
         self._call("weighted_sum", parts.table(), len(parts), start, stop, total.ctypes.data)
         return total
 
-    def add_to(self, parts: Parts, start: int, stop: int, values: int) -> None:
+    def add_to(self, parts: WeightedArrays, start: int, stop: int, values: int) -> None:
         """Add Σ wᵢ xᵢ, rounded to float32, to the values at this address: those of start … stop."""
         self._call("add_to", parts.table(), len(parts), start, stop, values)
 
-    def mean_step(self, parts: Parts, start: int, stop: int, theta: int, momentum: int, rate: float, decay: float) -> None:
+    def mean_step(
+        self, parts: WeightedArrays, start: int, stop: int, theta: int, momentum: int, rate: float, decay: float
+    ) -> None:
         """Overwrite values start … stop with Nesterov's step by Σ wᵢ xᵢ."""
         self._call("mean_step", parts.table(), len(parts), start, stop, theta, momentum, rate, decay)
 
@@ -141,30 +151,23 @@ class Kernels:
     def int4_squares(self, codes: npt.NDArray[np.int8], offsets: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
         """Return Σ code² by offset, (16,), of contiguous (rows, columns) codes."""
         sums = np.zeros(16, np.int64)
-        for row, scales in zip(codes, offsets, strict=True):
-            self._call("int4_squares", row.ctypes.data, row.size, scales.ctypes.data, sums.ctypes.data)
+        self._call("int4_squares", codes.ctypes.data, *codes.shape, offsets.ctypes.data, sums.ctypes.data)
         return sums
 
     def int4_exponents(self, values: int, rows: int, columns: int) -> tuple[npt.NDArray[np.int8], int]:
         """Return the exponents that the blocks need, (rows, blocks), -128 for all zeros; and the largest."""
         exponents = np.empty((rows, -(-columns // 16)), np.int8)
-        tops = [
-            self._call("int4_exponents", values + 4 * row * columns, columns, exponents[row].ctypes.data) for row in range(rows)
-        ]
-        return exponents, max(tops, default=-128)
+        return exponents, self._call("int4_exponents", values, rows, columns, exponents.ctypes.data)
 
     def int4_round(
         self, values: int, columns: int, exponents: npt.NDArray[np.int8], base: int, left: int = 0
     ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int8], float]:
         """Return offsets, (rows, blocks), codes, (rows, columns), and Σ left². `left`: address of float32 values that lose
         what the codes decode to; 0: of none."""
-        rows, squares = len(exponents), 0.0
+        rows = len(exponents)
         offsets, codes = np.empty(exponents.shape, np.uint8), np.empty((rows, columns), np.int8)
-        for row in range(rows):
-            to, skipped = (offsets[row].ctypes.data, codes[row].ctypes.data), 4 * row * columns
-            of_row = values + skipped, columns, exponents[row].ctypes.data, base
-            squares += self._call("int4_round", *of_row, *to, left + skipped if left else 0)
-        return offsets, codes, squares
+        to = offsets.ctypes.data, codes.ctypes.data, left
+        return offsets, codes, self._call("int4_round", values, rows, columns, exponents.ctypes.data, base, *to)
 
     def above(
         self, values: int, elements: int, threshold: float, expected: int
@@ -190,15 +193,16 @@ class Kernels:
 
 _Float = ctypes.c_float
 _ARGUMENTS: dict[str, tuple[Any, Sequence[Any]]] = {
+    "version": (_Int, ()),
     "int2_encode": (ctypes.c_double, (_Address, _Int, _Address, _Address, _Address)),
     "int2_second": (None, (_Address, _Int, _Address)),
     "weighted_sum": (None, (_Address, _Int, _Int, _Int, _Address)),
     "add_to": (None, (_Address, _Int, _Int, _Int, _Address)),
     "mean_step": (None, (_Address, _Int, _Int, _Int, _Address, _Address, _Float, _Float)),
     "int4_unpack": (_Int, (_Address, _Int, _Address)),
-    "int4_squares": (None, (_Address, _Int, _Address, _Address)),
-    "int4_exponents": (_Int, (_Address, _Int, _Address)),
-    "int4_round": (ctypes.c_double, (_Address, _Int, _Address, _Int, _Address, _Address, _Address)),
+    "int4_squares": (None, (_Address, _Int, _Int, _Address, _Address)),
+    "int4_exponents": (_Int, (_Address, _Int, _Int, _Address)),
+    "int4_round": (ctypes.c_double, (_Address, _Int, _Int, _Address, _Int, _Address, _Address, _Address)),
     "int4_pack": (None, (_Address, _Int, _Address)),
     "above": (_Int, (_Address, _Int, _Float, _Address, _Address, _Int)),
     "sparse_levels": (None, (_Address, _Address, _Int, _Address, _Address)),
@@ -206,13 +210,15 @@ _ARGUMENTS: dict[str, tuple[Any, Sequence[Any]]] = {
 
 
 def _load() -> Kernels | None:
+    """Return the library if it was built for this machine and from this version of native.c."""
     spec = find_spec("dilocox.protocol.payload._native")
-    if spec is None or spec.origin is None:
+    if spec is None or spec.origin is None or sys.byteorder != "little":
         return None
     try:
-        return Kernels(spec.origin)
-    except OSError:  # built for another machine
+        found = Kernels(spec.origin)
+    except (OSError, AttributeError):
         return None
+    return found if found.version == 1000 * VERSION + ctypes.sizeof(_Part) else None
 
 
 _used = _load()

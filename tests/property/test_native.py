@@ -101,6 +101,26 @@ def test_fast_path_of_ten_thousand_cases_has_the_bits_of_the_reference(shapes, c
     check_equal(shapes, codec, scale, seed, count)
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_state_that_is_not_finite_stays_so_in_the_same_places(bad: float):
+    """Check an imported state: nodes with and without a compiler must not differ."""
+
+    def applied() -> torch.Tensor:
+        state = StageState(manifest(compression={"codec": "int2"}), 0)
+        state.feedback.copy_(drawn(state.size, 1e-3, np.random.default_rng(0)))
+        raw = memoryview(state.encode().raw)
+        state.committed[0][3] = bad
+        state.committed[1][7] = bad
+        state.apply([raw], [1])
+        return state.committed.clone()
+
+    fast = applied()
+    with native.reference():
+        slow = applied()
+    assert torch.equal(fast.isnan(), slow.isnan())
+    assert torch.equal(fast.nan_to_num(), slow.nan_to_num())
+
+
 @given(st.integers(0, 70), st.integers(0, 2**32))
 def test_int4_of_any_bytes_has_the_reference_s_codes_or_reason(elements, seed):
     """Compare whole payloads of random bytes: most contain a code that is not valid, or padding."""

@@ -183,6 +183,7 @@ def test_a_round_writes_as_much_as_is_said(optimizer: str, process_group: None, 
         for _ in range(2):
             trainer.step(TOKENS, TOKENS)
         trainer.end_phase(round, restart=False)
+        boundaries.wait_for_disk()
         metas = boundaries.begin(meta(round, trainer), BASES, due=round % 2 == 0)().values()
         wrote = sum(path.stat().st_size for path in (tmp_path / "stages").glob(f"*/{round:08d}/*.safetensors"))
         assert wrote == pytest.approx(said.boundary + (round != 3) * said.anchor_and_moments, rel=0.02), "also the first"

@@ -2,6 +2,7 @@
 
 import os
 import random
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -70,10 +71,10 @@ def train_rounds(folder: Path, rounds: int, due: set[int]) -> dict[int, list[tor
         trainer.end_phase(round, restart=False)
         bases = {state.stage: store.put([state.state_bytes()], waits=False) for state in trainer.states}
         meta = BoundaryMeta(round, 1, 64, 2.5, 4, 1, trainer.optimizer.steps, trainer.manifest.compression.keep)
+        boundaries.wait_for_disk()
         boundaries.begin(meta, bases, due=round in due)()
         feedback[round] = [state.feedback.clone() for state in trainer.states]
-        if round in due:
-            boundaries.wait_for_disk()
+    boundaries.wait_for_disk()
     return feedback
 
 
@@ -105,18 +106,36 @@ def test_after_the_end_of_a_process_the_newest_checkpoint_counts(boots: Path, pr
     assert list(checkpoint.boundaries(tmp_path / "run" / "stages", 0)) == [3]
 
 
-def test_a_worker_that_stops_leaves_its_newest_checkpoint_durable(boots: Path, process_group: None, tmp_path: Path):
-    trainer = Trainer(manifest(rounds={"count": 20}))
-    trainer.load_initial()
-    boundaries = Boundaries(tmp_path / "stages", "us", trainer, BlobStore(tmp_path / "blobs"))
-    for round in (1, 2):
-        trainer.step(TOKENS, TOKENS)
-        trainer.end_phase(round, restart=False)
-        meta = BoundaryMeta(round, 1, 64, 2.5, 4, 1, round, trainer.manifest.compression.keep)
-        boundaries.begin(meta, {0: bytes(32), 1: bytes(32)}, due=False)()
-    boundaries.close()
+def test_the_last_checkpoint_that_is_complete_and_durable_is_kept(boots: Path, process_group: None, tmp_path: Path):
+    """Reproduce a fault: incomplete durable ones pushed it out, and after a power loss there were no moments."""
+    folder = tmp_path / "run"
+    train_rounds(folder, rounds=9, due={2})
+    for stage in range(2):
+        checkpoint.make_durable(folder / "stages", stage, 9)
+        seal_more(folder, stage, rounds=range(10, 14))
     boots.write_text("second\n")
-    assert 2 in checkpoint.boundaries(tmp_path / "stages", 0)
+    assert list(checkpoint.boundaries(folder / "stages", 0)) == [2, 9]
+    assert checkpoint.load_inner(folder / "stages", 0, 9)
+
+
+def seal_more(folder: Path, stage: int, rounds: Iterable[int]) -> None:
+    state = StageState(manifest(training={"optimizer": "muon"}, rounds={"count": 20}), stage)
+    for round in rounds:
+        checkpoint.save_outer(folder / "stages", state, round, complete=False)
+        checkpoint.seal_boundary(folder / "stages", stage, BoundaryMeta(round, 1, 64, 2.5, 4, 1, round, 8))
+
+
+def test_a_disk_that_fails_stops_no_training(
+    boots: Path, process_group: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def fail(handle: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    train_rounds(tmp_path / "run", rounds=3, due={1, 2})
+    assert "Input/output error" in caplog.text
+    boots.write_text("second\n")
+    assert checkpoint.boundaries(tmp_path / "run" / "stages", 0) == {}
 
 
 def test_without_the_id_of_a_boot_only_durable_checkpoints_count(boots: Path, process_group: None, tmp_path: Path):

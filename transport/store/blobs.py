@@ -371,9 +371,13 @@ class PartialBlob:
         self.feed(data[max(0, self.held + len(self._pending) - sent) :])
 
     def finish(self) -> None:
-        """Publish the complete blob under its digest. Raises RemoteError where it was swept away. It can be fetched again, so
-        this waits for no disk: after a power loss `sound` tells whether it is whole."""
+        """Publish the complete blob under its digest. Raises RemoteError where it was swept away. Small blobs, which name
+        others, are durable. A large one can be fetched again, so this waits for no disk: after a power loss `sound` tells
+        whether it is whole."""
+        names_others = self.size <= limits.LEAVES_BYTES
         with self._path.open("ab") as file:
             if file.tell() != self.size:
                 raise RemoteError(pb.REASON_UNAVAILABLE, "the bytes received so far were deleted in the meantime")
-        self._store._publish(self._path, self.digest, self._hashes, waits=False)
+            if names_others:
+                os.fsync(file.fileno())
+        self._store._publish(self._path, self.digest, self._hashes, waits=names_others)

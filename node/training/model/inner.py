@@ -95,6 +95,4 @@ class InnerOptimizer:
     def restore(self, parameter: nn.Parameter, tensors: dict[str, Tensor]) -> None:
         for optimizer in self._optimizers:
             if any(parameter is other for group in optimizer.param_groups for other in group["params"]):
-                optimizer.state[parameter] = {
-                    key: value if key == "step" else value.to(parameter.device) for key, value in tensors.items()
-                }
+                optimizer.state[parameter] = {key: value.to(parameter.device) for key, value in tensors.items()}

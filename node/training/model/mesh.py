@@ -1,5 +1,6 @@
 """Position of a worker in its cluster: copy of the pipeline, and rank in it."""
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
@@ -10,6 +11,8 @@ from dilocox.node.training.model.rendezvous import PATIENCE
 
 __all__ = ["Mesh"]
 
+FLYING = 2
+"""Buckets that are averaged at a time: more would take as much memory as all gradients."""
 BUCKET = 1 << 23
 """Elements of gradients that are averaged together: many small messages cost more than their bytes."""
 
@@ -64,15 +67,20 @@ class Mesh:
     def average(self, tensors: Iterable[Tensor]) -> None:
         """Average over the copies, in place, with the same bits in each."""
         if self.copies > 1:
-            held = list(tensors)
-            buckets = list(_buckets(held))
-            flat = [torch.cat([tensor.view(-1) for tensor in bucket]) for bucket in buckets]
-            for work in [dist.all_reduce(each, group=self._replicas, async_op=True) for each in flat]:
-                work.wait()
-            torch._foreach_div_(flat, float(self.copies))
-            for bucket, summed in zip(buckets, flat, strict=True):
-                parts = summed.split([tensor.numel() for tensor in bucket])
-                torch._foreach_copy_([tensor.view(-1) for tensor in bucket], list(parts))
+            flying: deque[tuple[list[Tensor], Tensor, dist.Work]] = deque()
+            for bucket in _buckets(tensors):
+                flat = torch.cat([tensor.view(-1) for tensor in bucket])
+                flying.append((bucket, flat, dist.all_reduce(flat, group=self._replicas, async_op=True)))
+                if len(flying) == FLYING:
+                    self._finish(*flying.popleft())
+            for each in flying:
+                self._finish(*each)
+
+    def _finish(self, bucket: Sequence[Tensor], flat: Tensor, work: dist.Work) -> None:
+        """Wait for a bucket's sum, and write its mean into the tensors."""
+        work.wait()
+        flat.div_(float(self.copies))
+        torch._foreach_copy_([tensor.view(-1) for tensor in bucket], list(flat.split([tensor.numel() for tensor in bucket])))
 
     def follow(self, tensors: Iterable[Tensor]) -> None:
         """Take the first copy's values."""

@@ -1,7 +1,8 @@
 """End of a phase: payloads and checkpoints are made in the background of the next phase."""
 
+import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -20,6 +21,8 @@ from dilocox.transport.store.blobs import BlobStore
 
 __all__ = ["Boundaries"]
 
+log = logging.getLogger(__name__)
+
 
 class Boundaries:
     def __init__(self, folder: Path, cluster: str, trainer: Trainer, store: BlobStore) -> None:
@@ -33,8 +36,6 @@ class Boundaries:
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="disk")
         """Waits for the disk, beside training and the background."""
         self._syncing: Future[None] | None = None
-        self._newest: dict[int, BoundaryMeta] = {}
-        """Checkpoints that were sealed last, by stage."""
 
     def begin(
         self,
@@ -45,8 +46,10 @@ class Boundaries:
     ) -> Callable[[], dict[int, BoundaryMeta]]:
         """Return the work for the background, which returns the written checkpoints by stage. The next step calls `wait`
         before its update. `bases`: digests of the states that the phase started from, by stage; `marks`: returns its
-        audit checkpoints. `due`: write a complete checkpoint, as also a stage without an earlier one has."""
-        complete, self._lacking = self._lacking or due, False
+        audit checkpoints. `due`: write a complete checkpoint, unless the disk still writes the last one; a stage without
+        an earlier one has one in any case."""
+        syncing = self._syncing is not None and not self._syncing.done()
+        complete, self._lacking = self._lacking or (due and not syncing), False
         if complete:
             self._copied.clear()
         return partial(self._write, meta, bases, marks, complete)
@@ -88,24 +91,34 @@ class Boundaries:
                 marks=canonical(of_stage(marked, index)).hex() if marked is not None else "",
             )
             checkpoint.seal_boundary(self._folder, state.stage, metas[state.stage])
-        self._newest = metas
-        if complete and (self._syncing is None or self._syncing.done()):
+        if complete:
             self._syncing = self._disk.submit(self._make_durable, metas)
         return metas
 
     def _make_durable(self, metas: Mapping[int, BoundaryMeta]) -> None:
         """Wait for the disk: first the blobs that the checkpoints name, then the checkpoints."""
-        for stage, meta in metas.items():
-            self._store.make_durable(bytes.fromhex(digest) for digest in (meta.base_state, meta.payload))
-            checkpoint.make_durable(self._folder, stage, meta.round)
+        try:
+            for stage, meta in metas.items():
+                self._store.make_durable(bytes.fromhex(digest) for digest in (meta.base_state, meta.payload))
+                checkpoint.make_durable(self._folder, stage, meta.round)
+        except OSError as error:
+            log.error("a checkpoint did not reach the disk, and would be lost with the power: %s", error)
+
+    def sync_payloads(self, payloads: Iterable[bytes]) -> None:
+        """Make these blobs durable, beside training: a replay of the chain needs them."""
+        self._disk.submit(self._sync_payloads, list(payloads))
+
+    def _sync_payloads(self, payloads: Sequence[bytes]) -> None:
+        try:
+            self._store.make_durable(payloads)
+        except OSError as error:
+            log.error("a counted payload did not reach the disk: %s", error)
 
     def wait_for_disk(self) -> None:
-        """Wait until the last complete checkpoint is durable. Raise what the disk raised."""
+        """Wait until the last complete checkpoint is durable."""
         if self._syncing is not None:
             self._syncing.result()
 
     def close(self) -> None:
-        """Make the newest checkpoint durable: the machine may be switched off next. Nothing is written afterwards."""
-        self.wait_for_disk()
-        self._make_durable(self._newest)
-        self._disk.shutdown()
+        """Let the disk finish what it writes; start nothing more."""
+        self._disk.shutdown(wait=False, cancel_futures=True)

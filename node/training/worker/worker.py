@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from dilocox.node.outer.background import Background
-from dilocox.node.outer.checkpoint import BoundaryMeta
+from dilocox.node.outer.checkpoint import BoundaryMeta, complete_age
 from dilocox.node.outer.state_device import passage_of
 from dilocox.node.training.model.data import load_dataset, load_private
 from dilocox.node.training.model.dp_gradients import Drawn, Noise
@@ -73,7 +73,8 @@ class Worker:
         self.background = Background(settings.codec_cpus, self.device)
         self.commits = Commits(manifest, self.trainer, self.store)
         self.boundaries = Boundaries(settings.stages, settings.cluster, self.trainer, self.store)
-        self._checkpoint_at = time.monotonic() + settings.checkpoint_seconds
+        age = max((complete_age(settings.stages, state.stage) for state in self.trainer.states), default=0.0)
+        self._checkpoint_at = time.monotonic() + max(0.0, settings.checkpoint_seconds - age)
         """Time from which on the next checkpoint is complete."""
         self.scores = self._make_scores() if manifest.scoring.voters else None
         self.marks = Marks(self.trainer, self.store, self.background.aside)
@@ -232,6 +233,8 @@ class Worker:
         assert self._preparing is not None
         prepared, self._preparing = self._preparing.result(), None
         self.commits.finish(prepared, keep_private)
+        stages = [state.stage for state in self.trainer.states]
+        self.boundaries.sync_payloads(take.payloads[stage] for take in prepared.commit.takes for stage in stages)
         self._report_ready(prepared.head, steps)
 
     def _score(self) -> None:
