@@ -8,6 +8,7 @@ from dilocox.cli.run.init import preset_names, render_preset
 from dilocox.node.training.model.inner import InnerOptimizer, learning_rate_factor
 from dilocox.node.training.model.model import FAMILIES, Stage, build_chain, hugging_face_config, initial_values
 from dilocox.node.training.model.trainer import Trainer
+from dilocox.node.workers.placement import placed
 from dilocox.protocol.run.manifest import Manifest
 from dilocox.protocol.run.tensors import parameter_count, stage_tensors
 from tests.helpers import manifest
@@ -58,7 +59,7 @@ def test_small_presets_learn(name: str):
     run = Manifest.from_toml(render_preset(name, name, "00" * 32))
     run = run.model_copy(update={"model": run.model.model_copy(update={"sequence_length": 16})})
     run = run.model_copy(update={"training": run.training.model_copy(update={"batch_size": 4, "warmup_steps": 0})})
-    trainer = Trainer(run)
+    trainer = Trainer(placed(run, microbatches=2))
     trainer.load_initial()
     inputs = torch.arange(4 * 16).reshape(4, 16)
     losses = [trainer.step(inputs, inputs).loss for _ in range(4)]

@@ -151,7 +151,7 @@ async def test_somebody_else_at_the_address_is_not_believed(tmp_path: Path, what
         if what == "certificate":
             link = JoinLink(link.run_id, link.coordinator, link.at, b"x" * 32)
         looking = asyncio.create_task(CoordinatorLink(link, found, channels).run())
-        wanted = "another server" if what == "certificate" else "instead of the coordinator"
+        wanted = "another certificate" if what == "certificate" else "instead of the coordinator"
         await helpers.until(lambda: wanted in caplog.text)
         assert not looking.done(), "it goes on looking"
         looking.cancel()

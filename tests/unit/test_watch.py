@@ -99,6 +99,7 @@ def test_the_screen_of_a_node():
         "loss": 3.12,
         "allreduce_bytes": 4_153_300_000,
         "network": {**views.network(traffic), "last_round": {"round": 40, "sent": 4_100_000, "received": 1}},
+        "codec_native": True,
         "downloading": {"held": 1, "size": 4},
         "attestation": None,
         "excluded": [{"reason": "late", "detail": "4 s after the ballot", "do": "lower training.inner_steps"}],
