@@ -121,6 +121,24 @@ def test_a_gpu_trains_in_bf16_beside_its_background(choice: OuterState, process_
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_gpu_continues_from_a_checkpoint(optimizer: str, process_group: None):
+    """Check the inner optimizer's tensors after a restart: the next step has the loss of the trainer that went on."""
+    run = manifest(training={"optimizer": optimizer, "precision": "float32"}, rounds={"count": 9})
+    tokens = torch.arange(4 * 16).view(4, 16)
+    first, resumed = (Trainer(run, Mesh(device=GPU)) for _ in range(2))
+    first.load_initial()
+    resumed.load_initial()
+    first.step(tokens, tokens)
+    for (number, stage), (_, other) in zip(first.live_stages(), resumed.live_stages(), strict=True):
+        resumed.load_inner(other, first.copy_inner()[number])
+        for ours, theirs in zip(first.live(stage), resumed.live(other), strict=True):
+            theirs.copy_(ours)
+    resumed.optimizer.steps = first.optimizer.steps
+    losses = [[trainer.step(tokens, tokens).loss for _ in range(3)] for trainer in (first, resumed)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
 def test_a_crowd_s_graph_takes_the_steps_of_a_processor(process_group: None):
     """Check two models with separate rates, each of which skips one step."""
     run = manifest(
