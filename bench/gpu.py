@@ -39,6 +39,8 @@ class Section:
     """Seconds that must be left before it starts."""
     result: str
     """Name of its file in bench/results; empty: its output is the result."""
+    quick_result: str
+    """The same of the short form."""
 
     def command(self, quick: bool) -> list[str]:
         return [sys.executable, "-P", "-m", *(self.quick if quick else self.arguments)]
@@ -48,16 +50,23 @@ def _train(size: str, seconds: float) -> Section:
     preset = f"llama-{size.lower()}"
     start = ["bench.train", "--preset"]
     name = f"train-{preset}"
-    return Section(name, [*start, preset, "--compiled"], [*start, "tiny", "--quick"], seconds, name)
+    return Section(name, [*start, preset, "--compiled"], [*start, "tiny", "--quick"], seconds, name, "train-tiny-quick")
 
 
 SECTIONS = (
     _train("125m", 60),
     _train("350m", 90),
     _train("1b", 120),
-    Section("codec", ["bench.codec"], ["bench.codec", "--quick"], 60, "codec"),
-    Section("boundary", ["bench.boundary", "--models", "100M"], ["bench.boundary", "--quick"], 60, "boundary-other"),
-    Section("tests", OF_CUDA, OF_CUDA, 60, ""),
+    Section("codec", ["bench.codec"], ["bench.codec", "--quick"], 60, "codec", "codec-quick"),
+    Section(
+        "boundary",
+        ["bench.boundary", "--models", "100M"],
+        ["bench.boundary", "--quick"],
+        60,
+        "boundary-other",
+        "boundary-quick",
+    ),
+    Section("tests", OF_CUDA, OF_CUDA, 60, "", ""),
 )
 
 
@@ -71,10 +80,9 @@ def collect(section: Section, quick: bool, left: float) -> dict[str, Any]:
     except subprocess.TimeoutExpired as error:
         code, output = 124, str(error)
     found: dict[str, Any] = {"exit": code, "seconds": round(time.monotonic() - start, 1)}
-    name = section.result if not quick else {"boundary-other": "boundary"}.get(section.result, section.result)
-    name = "train-tiny" if quick and name.startswith("train-") else name
-    path = RESULTS / f"{name}{'-quick' * quick}.json"
-    if code == 0 and section.result and path.exists():
+    name = section.quick_result if quick else section.result
+    path = RESULTS / f"{name}.json"
+    if code == 0 and name and path.exists():
         return {**found, "results": json.loads(path.read_text())["results"]}
     return {**found, "output": output.splitlines()[-OUTPUT_LINES:]}
 

@@ -50,7 +50,9 @@ def plan(
         float | None,
         typer.Option(min=1e-9, help="Of one inner step, computing only, as measured (default: by the device's peak)."),
     ] = None,
-    fixed_seconds: Annotated[float, typer.Option(min=0, help="That a round costs whatever its bytes: votes and such.")] = 1.0,
+    fixed_seconds: Annotated[float, typer.Option(min=0, help="That a round costs whatever its bytes: votes and such.")] = (
+        model.FIXED_SECONDS
+    ),
     encode_seconds: Annotated[
         float | None,
         typer.Option(

@@ -18,7 +18,7 @@ from torch import Tensor
 from dilocox.node.outer.outer_step import outer_step
 from dilocox.protocol.run.manifest import Outer
 
-__all__ = ["Combine", "Payloads", "SquareSum", "Step", "combined", "stepped"]
+__all__ = ["Payloads", "SquareSum", "Step", "stepped"]
 
 Parts = list[Tensor]
 """Each payload's float64 values of the same stretch of a tensor, flat. They may be overwritten."""
@@ -33,7 +33,6 @@ class Payloads(Protocol):
 
     def stretches(self) -> Iterable[tuple[int, int]]: ...
     def parts(self, start: int, stop: int) -> Parts: ...
-    def weighted_sum(self, weights: Sequence[float], start: int, stop: int) -> Tensor: ...
     def mean_step(
         self, weights: Sequence[float], start: int, stop: int, theta: Tensor, momentum: Tensor, outer: Outer
     ) -> None: ...
@@ -49,18 +48,8 @@ def stepped(outer: Outer, tokens: Sequence[int], factors: Sequence[float], paylo
     if outer.aggregate == "mean":
         scales = _scales(tokens, factors)
         return lambda start, stop, theta, momentum: payloads.mean_step(scales, start, stop, theta, momentum, outer)
-    combine = combined(outer, tokens, factors, payloads)
+    combine = _centered(_scales(tokens, [1.0] * len(tokens)), factors, payloads)
     return lambda start, stop, theta, momentum: outer_step(theta, momentum, combine(start, stop), outer)
-
-
-def combined(outer: Outer, tokens: Sequence[int], factors: Sequence[float], payloads: Payloads) -> Combine:
-    """Return the combination for one tensor; `tokens` and `factors`: weight and clip factor of each payload."""
-    match outer.aggregate:
-        case "mean":
-            scales = _scales(tokens, factors)
-            return lambda start, stop: payloads.weighted_sum(scales, start, stop)
-        case "centered-clip":
-            return _centered(_scales(tokens, [1.0] * len(tokens)), factors, payloads)
 
 
 def _scales(tokens: Sequence[int], factors: Sequence[float]) -> list[float]:

@@ -14,7 +14,6 @@ Nothing here waits for the disk but `make_durable`. After the end of a process t
 loss only durable checkpoints count: others name the boot of the kernel that wrote them, and that is another one.
 """
 
-import itertools
 import json
 import math
 import os
@@ -39,7 +38,6 @@ __all__ = [
     "BoundaryMeta",
     "boundaries",
     "complete_age",
-    "is_complete",
     "load_inner",
     "load_outer",
     "make_durable",
@@ -86,7 +84,7 @@ class BoundaryMeta:
     marks: str = ""
     """The stage's part of the audit checkpoints, hexadecimal; empty in a run without audits."""
     complete: bool = False
-    """Whether it has the inner tensors and the anchor."""
+    """True if it has the inner tensors and the anchor."""
     steps_within: int = 0
     """Inner steps whose work the feedback took in with this boundary: also of phases before it that never ended."""
     noise: float = 0.0
@@ -186,11 +184,8 @@ def seal_boundary(root: Path, stage: int, meta: BoundaryMeta) -> None:
     before = [path for path in here if path <= folder]
     sealed = [path for path in before if (path / "boundary.json").exists()]  # all others were begun by an earlier incarnation
     older = sealed[: 1 - KEEP]
-    needed = [
-        [path for path in older if all((path / name).exists() for name in names)][-1:]
-        for names in ((INNER,), (DURABLE,), (INNER, DURABLE))
-    ]
-    kept = {*sealed[-KEEP:], *itertools.chain(*needed)}
+    complete = [path for path in older if (path / INNER).exists()]
+    kept = {*sealed[-KEEP:], *complete[-1:], *[path for path in complete if (path / DURABLE).exists()][-1:]}
     for old in [*later, *(path for path in before if path not in kept)]:
         shutil.rmtree(old, ignore_errors=True)
 
@@ -211,11 +206,6 @@ def complete_age(root: Path, stage: int) -> float:
     """Return the seconds since the newest complete checkpoint of a stage; infinite without one."""
     times = [(path.parent / "boundary.json").stat().st_mtime for path in _complete(root / f"{stage:04d}")]
     return max(0.0, time.time() - max(times)) if times else math.inf
-
-
-def is_complete(root: Path, stage: int) -> bool:
-    """Whether a boundary of the stage has everything."""
-    return bool(_complete(root / f"{stage:04d}"))
 
 
 def _complete(stage: Path) -> list[Path]:

@@ -100,13 +100,13 @@ class StageEncoder:
 
     def _encode_natively(self, native: Kernels, flat: Tensor, layout: Layout, left: Tensor | None) -> Encoded:
         flat = flat.contiguous()
-        taken = left is not None and left.is_contiguous()
-        to, array, squares = left.data_ptr() if left is not None and taken else 0, None, 0.0
+        to = left.data_ptr() if left is not None and left.is_contiguous() else 0
         if layout.form == Form.INT2:
             magnitudes, codes, squares = native.int2_encode(flat.data_ptr(), flat.numel(), to)
-            return Encoded((layout, (Levels(flat.numel(), magnitudes, codes),)), None, math.sqrt(squares) if taken else None)
-        array, squares = _quantized(native, flat[None], to)
-        return Encoded((layout, (array,)), None, math.sqrt(squares) if taken else None)
+            array: Array = Levels(flat.numel(), magnitudes, codes)
+        else:
+            array, squares = _quantized(native, flat[None], to)
+        return Encoded((layout, (array,)), None, math.sqrt(squares) if to else None)
 
 
 def sparse_arrays(layout: StageLayout, positions: npt.NDArray[np.int64], values: npt.NDArray[np.float32]) -> list[Sparse]:

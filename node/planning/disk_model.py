@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dilocox.node.planning.memory_model import stage_bytes
 from dilocox.node.planning.time_model import model_payload_bytes
-from dilocox.node.state.resume_points import BOUNDARIES_KEPT, RECENT_STATES, SNAPSHOTS_KEPT
+from dilocox.node.state.resume_points import BOUNDARIES_KEPT, COMPLETE_KEPT, RECENT_STATES, SNAPSHOTS_KEPT
 from dilocox.protocol.run.manifest import Manifest
 from dilocox.protocol.run.tensors import imported_bytes, state_bytes
 
@@ -93,11 +93,14 @@ def _for_audits(manifest: Manifest, clusters: int, stages: Sequence[int], leads:
 
 
 def disk_bytes(manifest: Manifest, clusters: int) -> int:
-    """Return the most bytes of a host with all stages, beside data and chain: stored states (with one arriving),
-    checkpoints (with one being written), states for audits, weights under adapters, payloads of all clusters until two
-    later snapshots are agreed, and shards. The auditor checks its own space."""
+    """Return the most bytes of a host with all stages, beside data and chain.
+
+    These are stored states (with one arriving), checkpoints (with a complete one being written) and the states that they
+    begin from, states for audits, weights under adapters, payloads of all clusters until two later snapshots are agreed,
+    and shards. The auditor checks its own space."""
     each = written(manifest, clusters)
-    boundaries = (BOUNDARIES_KEPT + 1) * (each.boundary + each.anchor_and_moments)
+    complete = (COMPLETE_KEPT + 1) * (each.boundary + each.anchor_and_moments) + COMPLETE_KEPT * each.state
+    boundaries = BOUNDARIES_KEPT * each.boundary + complete
     shards = manifest.availability.most_bytes if manifest.availability is not None else 0
     return held_bytes(manifest, clusters) + boundaries + _marks_bytes(manifest, each.mark) + shards
 

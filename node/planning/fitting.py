@@ -6,7 +6,7 @@ from typing import Any
 
 from dilocox.node.planning.advice import Advice, advise, offers_of, settings_of
 from dilocox.node.planning.layouts import choose
-from dilocox.node.planning.plan import Inside, Setting, exchanging, inside, step_of
+from dilocox.node.planning.plan import FIXED_SECONDS, Inside, Setting, exchanging, inside, step_of
 from dilocox.node.planning.step_model import Kind
 from dilocox.node.planning.time_model import Line, Method, Site
 from dilocox.node.workers.devices import Devices
@@ -15,8 +15,6 @@ from dilocox.protocol.run.tensors import trained_count
 
 __all__ = ["Fit", "fit"]
 
-FIXED_SECONDS = 1.0
-"""Seconds of a round whatever its bytes, as `dilocox plan` assumes."""
 ALIKE = 1.02
 """Steps whose estimates differ by no more are alike: of them, fewer stages are taken."""
 SLOWER = 1.5

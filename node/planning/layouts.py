@@ -48,7 +48,7 @@ class Layout:
 
     @property
     def is_uncut(self) -> bool:
-        """Whether a copy has one worker on each host, and computes no activations again."""
+        """True if a copy has one worker on each host, and computes no activations again."""
         return max(self.placement.lengths) == 1 and not self.placement.recompute
 
     @property

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DELAY_COST",
+    "FIXED_SECONDS",
     "MADE_FOR",
     "PAPER",
     "PAPER_RATIO",
@@ -82,6 +83,8 @@ MADE_FOR = {
 }
 """Machines by preset. The smallest are for CPUs; the last is the published run's."""
 
+FIXED_SECONDS = 1.0
+"""Seconds of a round whatever its bytes, if nothing else is named: ballot, votes, commit."""
 DELAY_COST = 0.16
 """Extra tokens to reach the same loss, as a share, when a commit arrives a whole phase late.
 

@@ -21,10 +21,12 @@ from dilocox.protocol.run.tensors import imported_bytes, state_bytes
 from dilocox.protocol.wire.messages import Statement, canonical, stages_in
 from dilocox.transport.store.chain_file import ChainFile
 
-__all__ = ["BOUNDARIES_KEPT", "Candidate", "ResumePlanner", "state_blob", "without_commits"]
+__all__ = ["BOUNDARIES_KEPT", "COMPLETE_KEPT", "Candidate", "ResumePlanner", "state_blob", "without_commits"]
 
 BOUNDARIES_KEPT = 2
 """Checkpoints whose blobs are stored: as many as the workers store."""
+COMPLETE_KEPT = 2
+"""Complete checkpoints whose blobs are stored: the last durable one, and one that the disk still writes."""
 RECENT_STATES = 2
 """States of the last rounds are kept whether snapshots or not: a restart builds on them."""
 SNAPSHOTS_KEPT = 2

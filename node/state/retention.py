@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from dilocox.node.exchange.relay_store import RelayStore
-from dilocox.node.state.resume_points import BOUNDARIES_KEPT, ResumePlanner
+from dilocox.node.state.resume_points import BOUNDARIES_KEPT, COMPLETE_KEPT, ResumePlanner
 from dilocox.node.workers.audit_checkpoints import merged
 from dilocox.node.workers.progress import Progress
 from dilocox.protocol.consensus.head import Head
@@ -33,7 +33,7 @@ class BlobRetention:
         self._boundaries: dict[int, set[bytes]] = {}
         """Payloads and base states that a restart would announce again, by round."""
         self._complete: set[int] = set()
-        """Rounds among them whose checkpoints have all private state: after a power loss one of the last two counts."""
+        """Rounds among them with complete checkpoints: after a power loss one of the last two counts."""
         self._marks: dict[int, list[pb.Marks]] = {}
         """Audit checkpoints of our contributions by round: of all our stages, or in parts."""
         self._documents: dict[int, bytes] = {}
@@ -108,7 +108,7 @@ class BlobRetention:
 
     def _at_hand(self) -> set[bytes]:
         """Return the blobs that are needed, without reading anything."""
-        self._complete = set(sorted(self._complete)[-BOUNDARIES_KEPT:])
+        self._complete = set(sorted(self._complete)[-COMPLETE_KEPT:])
         for round in set(sorted(self._boundaries)[:-BOUNDARIES_KEPT]) - self._complete:
             del self._boundaries[round]
         keep = {digest for blobs in self._boundaries.values() for digest in blobs}

@@ -65,7 +65,7 @@ class WorkerSettings:
     microbatches: int = 1
     """Microbatches of an inner step, of all copies, where the run leaves them to nodes."""
     recompute: bool = False
-    """Whether activations are computed again, likewise."""
+    """True if activations are computed again, likewise."""
 
     def environment(self) -> dict[str, str]:
         values = {field.name: str(getattr(self, field.name)) for field in fields(self)}

@@ -24,7 +24,7 @@ class Placement:
     microbatches: int
     """Microbatches of an inner step, of all copies."""
     recompute: bool = False
-    """Whether activations are computed again for the backward pass."""
+    """True if activations are computed again for the backward pass."""
 
     @property
     def length(self) -> int:

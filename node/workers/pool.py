@@ -56,7 +56,7 @@ class Launch:
     microbatches: int = 1
     """Microbatches of an inner step, of all copies."""
     recompute: bool = False
-    """Whether activations are computed again for the backward pass."""
+    """True if activations are computed again for the backward pass."""
     store_port: int | None = None
     """Loopback port at which the workers of several hosts meet; None: one host, which uses a file."""
     store: socket.socket | None = None

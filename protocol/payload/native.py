@@ -16,10 +16,8 @@ import numpy.typing as npt
 
 __all__ = ["Kernels", "WeightedArrays", "kernels", "reference"]
 
-VERSION = 1
-"""Version of native.c."""
-LANES = 64
-"""Partial sums of native.c."""
+VERSION, GROUP, BLOCK, OFFSETS, LANES = 1, 4096, 16, 16, 64
+"""Constants of native.c; arrays.py and int2.py say what they mean."""
 _LEVELS, _INT4, _SPARSE, _FLOATS = range(4)
 _Address, _Int = ctypes.c_void_p, ctypes.c_int64
 
@@ -110,13 +108,13 @@ class Kernels:
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8], float]:
         """Return the magnitudes, (groups, 2), the packed codes of float32 values, and Σ left². `left`: address of float32
         values that lose what the codes decode to; 0: of none."""
-        magnitudes, codes = np.empty((-(-elements // 4096), 2), np.float32), np.empty(-(-elements // 4), np.uint8)
+        magnitudes, codes = np.empty((-(-elements // GROUP), 2), np.float32), np.empty(-(-elements // 4), np.uint8)
         squares = self._call("int2_encode", values, elements, magnitudes.ctypes.data, codes.ctypes.data, left)
         return magnitudes, codes, squares
 
     def int2_second(self, codes: npt.NDArray[np.uint8], elements: int) -> npt.NDArray[np.int64]:
         """Return how many values of each group have the second magnitude, (groups,)."""
-        counts = np.empty(-(-elements // 4096), np.int64)
+        counts = np.empty(-(-elements // GROUP), np.int64)
         self._call("int2_second", codes.ctypes.data, elements, counts.ctypes.data)
         return counts
 
@@ -150,13 +148,13 @@ class Kernels:
 
     def int4_squares(self, codes: npt.NDArray[np.int8], offsets: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
         """Return Σ code² by offset, (16,), of contiguous (rows, columns) codes."""
-        sums = np.zeros(16, np.int64)
+        sums = np.zeros(OFFSETS, np.int64)
         self._call("int4_squares", codes.ctypes.data, *codes.shape, offsets.ctypes.data, sums.ctypes.data)
         return sums
 
     def int4_exponents(self, values: int, rows: int, columns: int) -> tuple[npt.NDArray[np.int8], int]:
         """Return the exponents that the blocks need, (rows, blocks), -128 for all zeros; and the largest."""
-        exponents = np.empty((rows, -(-columns // 16)), np.int8)
+        exponents = np.empty((rows, -(-columns // BLOCK)), np.int8)
         return exponents, self._call("int4_exponents", values, rows, columns, exponents.ctypes.data)
 
     def int4_round(

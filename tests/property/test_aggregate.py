@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dilocox.node.outer import aggregate, codec
+from dilocox.node.outer.outer_step import outer_step
 from dilocox.node.outer.state import StageState
 from dilocox.protocol.run.manifest import Manifest, Outer
 from tests.helpers import manifest
@@ -34,19 +35,24 @@ class Cut:
     def parts(self, start: int, stop: int) -> list[torch.Tensor]:
         return [value[start:stop].clone() for value in self.values]
 
-    def weighted_sum(self, weights: Sequence[float], start: int, stop: int) -> torch.Tensor:
-        return sum(
-            (weight * part for part, weight in zip(self.parts(start, stop), weights, strict=True)),
-            torch.zeros(stop - start, dtype=torch.float64),
-        )
+    def mean_step(
+        self, weights: Sequence[float], start: int, stop: int, theta: torch.Tensor, momentum: torch.Tensor, outer: Outer
+    ) -> None:
+        parts = zip(self.parts(start, stop), weights, strict=True)
+        total = sum((weight * part for part, weight in parts), torch.zeros(stop - start, dtype=torch.float64))
+        outer_step(theta, momentum, total, outer)
 
 
 def result(
     rule: str, values: Sequence[torch.Tensor], tokens: Sequence[int], cuts: Sequence[int] = (), **outer: object
 ) -> torch.Tensor:
-    payloads = Cut(values, cuts)
-    combine = aggregate.combined(Outer(aggregate=rule, **outer), tokens, [1.0] * len(values), payloads)  # type: ignore[arg-type]
-    return torch.cat([combine(start, stop) for start, stop in payloads.stretches()])
+    """Return the aggregate, as a step from 0 with rate 1 and without momentum shows it."""
+    payloads, theta = Cut(values, cuts), torch.zeros(values[0].numel())
+    chosen = Outer(aggregate=rule, learning_rate=1.0, momentum=0.0, **outer)  # type: ignore[arg-type]
+    step = aggregate.stepped(chosen, tokens, [1.0] * len(values), payloads)
+    for start, stop in payloads.stretches():
+        step(start, stop, theta[start:stop], torch.zeros(stop - start))
+    return -theta.double()
 
 
 def drawn(count: int, seed: int, size: int = SIZE) -> list[torch.Tensor]:

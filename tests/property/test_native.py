@@ -1,5 +1,7 @@
 """Tests of the codec's fast path: the same bits as the reference, in what is encoded, left, checked and applied."""
 
+from importlib.util import find_spec
+
 import numpy as np
 import pytest
 import torch
@@ -14,7 +16,8 @@ from dilocox.protocol.payload.arrays import GROUP, BlockInt4
 from dilocox.protocol.run.tensors import TensorSpec
 from tests.helpers import manifest
 
-pytestmark = pytest.mark.skipif(native.kernels() is None, reason="no compiler built the fast path")
+BUILT = find_spec("dilocox.protocol.payload._native") is not None
+pytestmark = pytest.mark.skipif(not BUILT, reason="no compiler built the fast path")
 
 CODECS = [
     {"codec": "int2"},
@@ -36,6 +39,11 @@ SHAPES = st.lists(
     max_size=3,
 )
 SCALES = st.sampled_from([0.0, 1e-44, 2.0**-126, 1e-30, 1e-6, 1e-3, 1.0, 1e9])
+
+
+def test_built_library_is_of_this_version():
+    """Check that a built library is loaded: `make setup` builds one from a changed native.c."""
+    assert native.kernels() is not None
 
 
 def drawn(size: int, scale: float, random: np.random.Generator) -> torch.Tensor:

@@ -21,7 +21,8 @@ WEIGHTS = memory_model.stage_bytes(RUN, range(RUN.model.stages), half=False).wei
 
 
 def test_it_is_filled_with_states_boundaries_and_payloads():
-    expected = 5 * 2 * WEIGHTS + 3 * (2 + 2) * WEIGHTS + 7 * 3 * 4 * WEIGHTS
+    complete = 3 * (2 + 2) * WEIGHTS + 2 * 2 * WEIGHTS
+    expected = 5 * 2 * WEIGHTS + 2 * WEIGHTS + complete + 7 * 3 * 4 * WEIGHTS
     assert disk_model.disk_bytes(RUN, 7) == pytest.approx(expected, rel=0.02)
 
 

@@ -1,6 +1,7 @@
 """End of a phase: payloads and checkpoints are made in the background of the next phase."""
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,7 +28,8 @@ log = logging.getLogger(__name__)
 class Boundaries:
     def __init__(self, folder: Path, cluster: str, trainer: Trainer, store: BlobStore) -> None:
         """Prepare checkpoints. `cluster`: owner of the payloads."""
-        self._lacking = not all(checkpoint.is_complete(folder, state.stage) for state in trainer.states)
+        self._lacking = any(math.isinf(checkpoint.complete_age(folder, state.stage)) for state in trainer.states)
+        """True while a stage has no complete checkpoint: the next one is complete, due or not."""
         self._folder, self._cluster = folder, cluster
         self._trainer, self._store = trainer, store
         self._copied = threading.Event()
@@ -106,7 +108,8 @@ class Boundaries:
 
     def sync_payloads(self, payloads: Iterable[bytes]) -> None:
         """Make these blobs durable, beside training: a replay of the chain needs them."""
-        self._disk.submit(self._sync_payloads, list(payloads))
+        if digests := list(payloads):  # none in a copy without outer state
+            self._disk.submit(self._sync_payloads, digests)
 
     def _sync_payloads(self, payloads: Sequence[bytes]) -> None:
         try:
